@@ -1,0 +1,33 @@
+"""Cooperative training of teams of LLM agents, from task items to a report.
+
+    snakemake --cores all                                          the experiments of config/config.yaml
+    snakemake --cores all --config experiments='[smollm2]'         others
+    snakemake -n                                                   what would run, and which setting is why
+
+The stages are listed in order of execution; README.md has a picture.
+"""
+
+from pathlib import Path
+
+from snakemake.utils import min_version
+
+min_version("9.19")
+
+
+configfile: Path(workflow.basedir) / "config" / "config.yaml"
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/prepare.smk"
+include: "workflow/rules/preferences.smk"
+include: "workflow/rules/train.smk"
+include: "workflow/rules/evaluate.smk"
+include: "workflow/rules/report.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        reports(),
+        cards(),
+    localrule: True

@@ -1,0 +1,40 @@
+"""Step-level checkpoints of a training stage, inside its partial folder.
+
+A checkpoint is a folder `step_<n>` with `tensors.safetensors` and `state.json`. It appears under its name only when
+complete, and older ones go once it is there, so a kill at any moment leaves at least the last good one.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+
+def save_checkpoint(folder: Path, step: int, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+    """Write the checkpoint of `step` finished steps; floats in `state` survive exactly (JSON by repr)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary, final = folder / f".step_{step:08d}.tmp", folder / f"step_{step:08d}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    save_file(
+        {name: tensor.detach().contiguous() for name, tensor in tensors.items()}, temporary / "tensors.safetensors"
+    )
+    (temporary / "state.json").write_text(json.dumps(state), encoding="utf-8")
+    os.replace(temporary, final)
+    for old in folder.glob("step_*"):
+        if old != final:
+            shutil.rmtree(old)
+
+
+def load_checkpoint(folder: Path) -> tuple[int, dict[str, torch.Tensor], dict[str, Any]] | None:
+    """Return (finished steps, tensors, state) of the newest checkpoint, or None."""
+    found = sorted(folder.glob("step_*")) if folder.is_dir() else []
+    if not found:
+        return None
+    newest = found[-1]
+    state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
+    return int(newest.name.removeprefix("step_")), load_file(newest / "tensors.safetensors"), state

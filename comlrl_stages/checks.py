@@ -1,0 +1,68 @@
+"""Checks that need the task's code: do its functions fit the team? Done before any work."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from comlrl_stages.config import Experiment, Task
+from comlrl_stages.errors import UserError
+from comlrl_stages.files import write_json
+from comlrl_stages.project import Project
+from comlrl_stages.provenance import MEMORY, TASK_PARTS, task_fingerprint
+
+_ALL_PARTS = tuple(sorted({part for parts in TASK_PARTS.values() for part in parts}))
+
+
+def check_project(project: Project) -> Iterator[str]:
+    """Check every experiment's task against its team and yield a line per experiment. Raises UserError."""
+    for name, experiment in project.experiments.items():
+        facts = task_facts(experiment.task)
+        check_task(name, experiment, facts)
+        methods, seeds = len(experiment.methods), len(experiment.seeds)
+        yield f"{name}: {facts['agents']} agents, {methods} methods, {seeds} seeds: fine"
+
+
+def check_task(name: str, experiment: Experiment, facts: dict[str, Any]) -> None:
+    """The number of agents must be that of the formatters and of the reward's completion lists."""
+    if facts["agents"] != experiment.team.agents:
+        raise UserError(
+            f"experiment {name}: the team has {experiment.team.agents} agents, but the reward and formatters of the "
+            f"task are for {facts['agents']}. Change team.agents (or team.models) or the task."
+        )
+    if not facts["has_items"] and experiment.items.source == "task":
+        raise UserError(
+            f"experiment {name}: the task has no items of its own; set items.source to a file, folder or hub id"
+        )
+    unknown = set(experiment.scoring.parameters) - set(facts["reward_parameters"])
+    if unknown:
+        raise UserError(
+            f"experiment {name}: scoring.parameters.{sorted(unknown)[0]}: the reward function has no such parameter "
+            f"with a default; it has: {', '.join(facts['parameters']) or 'none'}"
+        )
+
+
+def task_facts(task: Task) -> dict[str, Any]:
+    """What a task has. A user's file may be slow to import, so it is imported in another process, once per content."""
+    if task.file is None:
+        return describe(task)
+    known = f"{task_fingerprint(task, _ALL_PARTS)} {task.model_dump_json()} {sys.version}"
+    memory = MEMORY / f"task_{hashlib.sha256(known.encode()).hexdigest()[:16]}.json"
+    if memory.is_file():
+        return json.loads(memory.read_text(encoding="utf-8"))
+    command = [sys.executable, "-m", "comlrl_stages.cli", "config", "describe-task", task.model_dump_json()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise UserError(done.stderr.strip().removeprefix("error: "))
+    facts = json.loads(done.stdout.splitlines()[-1])
+    write_json(memory, facts)
+    return facts
+
+
+def describe(task: Task) -> dict[str, Any]:
+    """Load a task and say what it has."""
+    from comlrl_stages.tasks.protocol import TaskSource, describe_task
+
+    return describe_task(TaskSource(**task.model_dump()))

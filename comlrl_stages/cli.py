@@ -1,0 +1,340 @@
+"""The command line: one subcommand per stage, as the workflow calls them, and commands that look after the config.
+
+This module only parses. It stays light: `--help` loads neither torch nor pandas; a stage is imported when it runs.
+"""
+
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from comlrl_stages.errors import UserError
+
+app = typer.Typer(
+    help="Cooperative training of teams of LLM agents, stage by stage.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+config_app = typer.Typer(help="Check, show and document the configuration.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[SETTING]...",
+        help="settings as stage.key=<json>, for example pair.pairs_per_task=8; what is left out takes its default. "
+        "`comlrl-stages settings STAGE` lists them",
+        show_default=False,
+    ),
+]
+
+
+def _path(text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, show_default=False)
+
+
+Items = Annotated[Path, _path("table of task items", "--items")]
+Models = Annotated[list[Path], _path("model folder of an agent; once per agent, in actor order", "--model")]
+Completions = Annotated[Path, _path("table of completions", "--completions")]
+Rewards = Annotated[Path, _path("table of rewards", "--rewards")]
+Pairs = Annotated[Path, _path("table of preference pairs", "--pairs")]
+Output = Annotated[Path, _path("what the stage makes", "--output")]
+TrainingLog = Annotated[Path, _path("training log to write", "--training-log")]
+
+
+# --- stages -------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def prepare(output: Output, settings: Settings = None) -> None:
+    """Fetch, convert or make one language model: a folder with safetensors, tokenizer and resolved facts."""
+    _run("prepare", settings, {}, {"model": output})
+
+
+@app.command()
+def split(
+    train: Annotated[Path, _path("training items to write", "--train")],
+    evaluation: Annotated[Path, _path("eval items to write", "--eval")],
+    validation: Annotated[Path | None, _path("validation items to write", "--validation")] = None,
+    settings: Settings = None,
+) -> None:
+    """Read the task items, check them against the task, and split them into train, eval (and validation)."""
+    outputs = {"train": train, "eval": evaluation} | ({"validation": validation} if validation else {})
+    _run("split", settings, {}, outputs)
+
+
+@app.command()
+def sample(items: Items, model: Models, output: Output, settings: Settings = None) -> None:
+    """Sample joint responses of the base team: every prompt, candidate and agent."""
+    _run("sample", settings, {"items": items, "models": model}, {"completions": output})
+
+
+@app.command()
+def score(items: Items, completions: Completions, output: Output, settings: Settings = None) -> None:
+    """Score each joint response by the task's reward."""
+    _run("score", settings, {"train": items, "completions": completions}, {"rewards": output})
+
+
+@app.command()
+def pair(rewards: Rewards, completions: Completions, output: Output, settings: Settings = None) -> None:
+    """Make preference pairs from scored joint responses."""
+    _run("pair", settings, {"rewards": rewards, "completions": completions}, {"pairs": output})
+
+
+@app.command()
+def replay(pairs: Pairs, output: Output, settings: Settings = None) -> None:
+    """Say which pairs train, and in which order."""
+    _run("replay", settings, {"pairs": pairs}, {"training_pairs": output})
+
+
+@app.command()
+def refer(
+    pairs: Pairs,
+    completions: Completions,
+    rewards: Rewards,
+    model: Models,
+    output: Output,
+    settings: Settings = None,
+) -> None:
+    """Compute the reference policy's log-probabilities of the pairs' responses, once."""
+    inputs = {"pairs": pairs, "completions": completions, "rewards": rewards, "models": model}
+    _run("refer", settings, inputs, {"reference_log_probs": output})
+
+
+@app.command()
+def reward(
+    items: Items,
+    pairs: Pairs,
+    completions: Completions,
+    rewards: Rewards,
+    model: Annotated[Path, _path("model folder of the backbone", "--model")],
+    output: Output,
+    training_log: TrainingLog,
+    settings: Settings = None,
+) -> None:
+    """Fit the joint reward model on preference pairs and measure it on held-out items."""
+    inputs = {"items": items, "pairs": pairs, "completions": completions, "rewards": rewards, "model": model}
+    _run("reward", settings, inputs, {"reward_model": output, "training_log": training_log})
+
+
+@app.command()
+def optimize(
+    model: Models,
+    output: Output,
+    training_log: TrainingLog,
+    items: Annotated[Path | None, _path("training items (reinforcement learning)", "--items")] = None,
+    reward_model: Annotated[Path | None, _path("fitted reward model (marlhf)", "--reward-model")] = None,
+    pairs: Annotated[Path | None, _path("preference pairs (madpo)", "--pairs")] = None,
+    completions: Annotated[Path | None, _path("completions of the pairs (madpo)", "--completions")] = None,
+    rewards: Annotated[Path | None, _path("rewards of the pairs (madpo)", "--rewards")] = None,
+    training_pairs: Annotated[Path | None, _path("which pairs train, in order (madpo)", "--training-pairs")] = None,
+    reference_log_probs: Annotated[Path | None, _path("reference log-probs (madpo)", "--reference-log-probs")] = None,
+    settings: Settings = None,
+) -> None:
+    """Train the team: `optimize.algorithm` names the algorithm. Goes on from its last checkpoint after a kill."""
+    inputs = {
+        "models": model,
+        "items": items,
+        "reward_model": reward_model,
+        "pairs": pairs,
+        "completions": completions,
+        "rewards": rewards,
+        "training_pairs": training_pairs,
+        "reference_log_probs": reference_log_probs,
+    }
+    _run("optimize", settings, inputs, {"policy": output, "training_log": training_log})
+
+
+@app.command("sample-evaluation")
+def sample_evaluation(
+    items: Annotated[Path, _path("eval items", "--items")],
+    train_items: Annotated[Path, _path("training items", "--train-items")],
+    model: Models,
+    output: Output,
+    policy: Annotated[Path | None, _path("trained policy; without it the base team is evaluated", "--policy")] = None,
+    settings: Settings = None,
+) -> None:
+    """Sample a team's joint responses for evaluation."""
+    inputs = {"eval": items, "train": train_items, "models": model, "policy": policy}
+    _run("sample_evaluation", settings, inputs, {"completions": output})
+
+
+@app.command()
+def evaluate(
+    items: Annotated[Path, _path("eval items", "--items")],
+    train_items: Annotated[Path, _path("training items", "--train-items")],
+    completions: Completions,
+    output: Output,
+    metrics: Annotated[Path, _path("metrics to write", "--metrics")],
+    settings: Settings = None,
+) -> None:
+    """Score a team's evaluation responses by the task's reward and compute its metrics."""
+    inputs = {"eval": items, "train": train_items, "completions": completions}
+    _run("evaluate", settings, inputs, {"evaluation": output, "metrics": metrics})
+
+
+@app.command()
+def export(
+    policy: Annotated[Path, _path("trained policy", "--policy")], output: Output, settings: Settings = None
+) -> None:
+    """Export a trained team: agent_0, agent_1, ... loadable by from_pretrained, with checksums and provenance."""
+    _run("export", settings, {"policy": policy}, {"export": output})
+
+
+@app.command()
+def card(
+    export: Annotated[Path, _path("exported team; the card is also put into its folders", "--export")],
+    metrics: Annotated[Path, _path("metrics of the team", "--metrics")],
+    base_metrics: Annotated[Path | None, _path("metrics of the untrained team", "--base-metrics")] = None,
+    output: Output = Path("card.md"),
+    settings: Settings = None,
+) -> None:
+    """Write the model card of an exported team."""
+    inputs = {"export": export, "metrics": metrics, "base_metrics": base_metrics}
+    _run("card", settings, inputs, {"card": output})
+
+
+@app.command()
+def report(
+    evaluation: Annotated[list[Path], _path("evaluation table; once per method and seed", "--evaluation")],
+    output: Output,
+    training_log: Annotated[list[Path] | None, _path("training log; repeatable", "--training-log")] = None,
+    reward_model: Annotated[list[Path] | None, _path("reward model; repeatable", "--reward-model")] = None,
+    artifact: Annotated[list[Path] | None, _path("further artifact to list; repeatable", "--artifact")] = None,
+    settings: Settings = None,
+) -> None:
+    """Compare the methods of an experiment: one page, summary tables, figures."""
+    inputs = {
+        "evaluations": evaluation,
+        "training_logs": training_log or [],
+        "reward_models": reward_model or [],
+        "artifacts": artifact or [],
+    }
+    _run("report", settings, inputs, {"report": output})
+
+
+@app.command("settings")
+def show_settings(stage: Annotated[str, typer.Argument(help="a stage, for example pair or optimize")]) -> None:
+    """List the settings of a stage with their defaults."""
+    from comlrl_stages.settings import describe_settings
+
+    print(describe_settings(stage.replace("-", "_")))
+
+
+def _run(stage: str, strings: list[str] | None, inputs: Mapping[str, Any], outputs: Mapping[str, Path]) -> None:
+    """Parse the settings, open the work, run the stage."""
+    from comlrl_stages.artifacts import open_work
+    from comlrl_stages.settings import parse_settings
+
+    _stop_with_parent()
+    settings, runtime, tracked = parse_settings(stage, [string for string in strings or [] if string])
+    with open_work(stage, tracked, inputs, outputs, runtime) as work:
+        if not work.finished:
+            importlib.import_module(f"comlrl_stages.stages.{stage}").run(settings, work)
+
+
+def _stop_with_parent() -> None:
+    """Stop when the Snakemake that started this stage is gone: an orphan must not work beside its successor."""
+    workflow = os.environ.get("COMLRL_STAGES_WORKFLOW_PID")
+    if workflow is None or os.getppid() != int(workflow):
+        return
+
+    def watch() -> None:
+        while os.getppid() == int(workflow):
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+# --- configuration ------------------------------------------------------------------------------------------------
+
+ConfigFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--configfile", help="config/config.yaml and overlays, later ones win", show_default=False),
+]
+
+
+@config_app.command()
+def check(configfile: ConfigFiles = None) -> None:
+    """Check every experiment and model that the configuration names, and the tasks' functions."""
+    from comlrl_stages.checks import check_project
+
+    project = _project(configfile)
+    for line in check_project(project):
+        print(line)
+
+
+@config_app.command()
+def show(configfile: ConfigFiles = None) -> None:
+    """Print the resolved experiments and models, defaults included, as YAML."""
+    import yaml
+
+    project = _project(configfile)
+    resolved = {
+        "experiments": {name: e.model_dump(mode="json") for name, e in project.experiments.items()},
+        "models": {name: m.model_dump(mode="json") for name, m in project.models.items()},
+    }
+    print(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True), end="")
+
+
+@config_app.command()
+def schema() -> None:
+    """Print the JSON schema of the configuration files (kept in config/schema.json, for editors)."""
+    from comlrl_stages.config_reference import json_schema
+
+    print(json_schema(), end="")
+
+
+@config_app.command()
+def reference() -> None:
+    """Print the reference of all keys (kept in config/README.md)."""
+    from comlrl_stages.config_reference import markdown
+
+    print(markdown(), end="")
+
+
+@config_app.command("describe-task", hidden=True)
+def describe_task(task: Annotated[str, typer.Argument(help="the experiment's `task`, as JSON")]) -> None:
+    """Load a task and print what it has, as JSON."""
+    import json
+
+    from comlrl_stages.checks import describe
+    from comlrl_stages.config import Task
+
+    print(json.dumps(describe(Task.model_validate_json(task))))
+
+
+def _project(configfiles: list[Path] | None) -> Any:
+    from comlrl_stages.project import load_project, merge, read_yaml
+
+    files = configfiles or [Path("config/config.yaml")]
+    config: dict[str, Any] = {}
+    for file in files:
+        if not file.is_file():
+            raise UserError(f"{file}: not found (looked for it from {Path.cwd()}); name it with --configfile")
+        config = merge(config, read_yaml(file))
+    folders = list(dict.fromkeys([Path("config"), *(file.parent for file in files)]))
+    return load_project(config, folders, " + ".join(str(file) for file in files))
+
+
+def main() -> None:
+    """Entry point of `comlrl-stages`: a user's mistake is one message and exit code 1, never a traceback."""
+    try:
+        app(standalone_mode=True)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

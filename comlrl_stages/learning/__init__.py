@@ -1,0 +1,1 @@
+"""The mathematics: pure functions without files, tasks or models of their own."""

@@ -1,0 +1,169 @@
+"""From YAML files to a checked project: reading, overlays, and errors that say what to do."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from comlrl_stages.config import ALGORITHMS, Experiment, Model, ProjectConfig, Strict, models_of, nearest
+from comlrl_stages.errors import UserError
+
+T = TypeVar("T", bound=Strict)
+
+
+@dataclass(frozen=True)
+class Project:
+    """All experiments of a run and the models they name, checked."""
+
+    experiments: dict[str, Experiment]
+    models: dict[str, Model]
+    folders: tuple[Path, ...]
+
+
+def load_project(config: Mapping[str, Any], folders: Sequence[Path], origin: str = "config/config.yaml") -> Project:
+    """Read and check everything that `config` names.
+
+    `folders` hold `experiments/` and `models/`; the first one that has a file wins. Raises UserError that names the
+    file, the key path, what was found and what is allowed.
+    """
+    top = parse(ProjectConfig, config, origin)
+    for kind, names in (("experiments", top.override.experiments), ("models", top.override.models)):
+        for name in names:
+            _find(folders, kind, name, f"{origin}: override.{kind}.{name}")
+    experiments = {
+        name: _read(Experiment, folders, "experiments", name, origin, top.override.experiments.get(name, {}))
+        for name in top.experiments
+    }
+    models: dict[str, Model] = {}
+    for name, experiment in experiments.items():
+        for model in models_of(experiment):
+            place = f"{_find(folders, 'experiments', name, origin)}: team or reward_models"
+            models.setdefault(model, _read(Model, folders, "models", model, place, top.override.models.get(model, {})))
+    return Project(experiments, models, tuple(folders))
+
+
+def parse(model: type[T], values: Any, origin: str) -> T:
+    """Validate `values`; turn pydantic's errors into one UserError with a line per problem."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        lines = [f"{origin}: {_explain(model, problem)}" for problem in error.errors()]
+        raise UserError("\n".join(lines)) from None
+
+
+def _read(model: type[T], folders: Sequence[Path], kind: str, name: str, origin: str, override: Mapping[str, Any]) -> T:
+    path = _find(folders, kind, name, origin)
+    values = read_yaml(path)
+    shown = f"{path} (with override.{kind}.{name})" if override else str(path)
+    return parse(model, merge(values, override), shown)
+
+
+def _find(folders: Sequence[Path], kind: str, name: str, origin: str) -> Path:
+    for folder in folders:
+        if (folder / kind / f"{name}.yaml").is_file():
+            return folder / kind / f"{name}.yaml"
+    known = sorted({path.stem for folder in folders for path in (folder / kind).glob("*.yaml")})
+    places = " or ".join(str(folder / kind / f"{name}.yaml") for folder in folders)
+    raise UserError(f"{origin}: no {kind[:-1]} {name!r} ({places} not found); known: {', '.join(known)}")
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML in which a key may stand once."""
+
+
+def _unique_mapping(loader: _UniqueKeys, node: yaml.MappingNode) -> dict[Any, Any]:
+    keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
+    twice = [key for key in keys if keys.count(key) > 1]
+    if twice:
+        raise yaml.constructor.ConstructorError(None, None, f"key {twice[0]!r} stands twice", node.start_mark)
+    return loader.construct_mapping(node, deep=True)
+
+
+_UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique_mapping)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML mapping; raises UserError with file and line."""
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is not UTF-8 ({error})") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: expected a mapping of keys to values, found {type(values).__name__}")
+    return values
+
+
+def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay `over` on `under`, mapping by mapping; anything else is replaced."""
+    merged = dict(under)
+    for key, value in over.items():
+        old = merged.get(key)
+        if key == "methods" and isinstance(old, list) and isinstance(value, Mapping):
+            old = {name: {} for name in old}
+        both = isinstance(value, Mapping) and isinstance(old, Mapping)
+        merged[key] = merge(old, value) if both else value
+    return merged
+
+
+# --- error texts --------------------------------------------------------------------------------------------------
+
+
+def _explain(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
+    """One line: key path, what is wrong, what is allowed."""
+    location = _readable(model, problem["loc"])
+    path = ".".join(str(part) for part in location) or "(top level)"
+    if problem["type"] == "extra_forbidden":
+        valid = _fields_at(model, problem["loc"][:-1])
+        hint = nearest(str(location[-1]), valid) or "."
+        return f"{path}: unknown key{hint} Valid here: {', '.join(valid)}"
+    if problem["type"] == "missing":
+        return f"{path}: is missing and has no default"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{path}: {message} (found {problem['input']!r:.200})"
+
+
+def _readable(model: type[BaseModel], location: tuple[Any, ...]) -> list[Any]:
+    """The location without pydantic's union tags, which are no keys of the file."""
+    readable: list[Any] = []
+    for index, part in enumerate(location):
+        tag = part in ALGORITHMS and index == 2 and location[0] == "methods"
+        constraint = isinstance(part, str) and ("[" in part or part in ("str", "list", "none"))
+        if not tag and not constraint:
+            readable.append(part)
+    return readable
+
+
+def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    """Names of the keys that are valid at a location of a model."""
+    current: Any = model
+    for part in location:
+        if isinstance(current, type) and issubclass(current, BaseModel) and part in current.model_fields:
+            current = _strip(current.model_fields[part].annotation)
+        elif get_origin(current) is dict:
+            current = _strip(get_args(current)[1])
+        elif get_origin(current) in (Union, UnionType):
+            current = next((option for option in get_args(current) if _tag(option) == part), get_args(current)[0])
+    if isinstance(current, type) and issubclass(current, BaseModel):
+        return list(current.model_fields)
+    return []
+
+
+def _strip(annotation: Any) -> Any:
+    """A type without Annotated and without None."""
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if get_origin(annotation) in (Union, UnionType):
+        options = [option for option in get_args(annotation) if option is not type(None)]
+        return options[0] if len(options) == 1 else annotation
+    return annotation
+
+
+def _tag(option: Any) -> str | None:
+    field = getattr(option, "model_fields", {}).get("algorithm")
+    return field.default if field else None

@@ -1,0 +1,1 @@
+"""Teams at work on tasks: from items to sampled joint responses."""

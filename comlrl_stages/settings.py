@@ -1,0 +1,511 @@
+"""What each stage reads: exact settings per stage, derived from the experiment.
+
+A stage gets one of these models and nothing else of the configuration. Every field decides bytes, and a changed field
+makes exactly that stage and what follows run again. On the command line and in Snakemake's record a setting is one
+string, `stage.key=<json>`.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from comlrl_stages.config import (
+    Base,
+    Compute,
+    Experiment,
+    Items,
+    Madpo,
+    MadpoTraining,
+    Marlhf,
+    Model,
+    PolicyGradient,
+    RewardTraining,
+    Sampling,
+    SamplingCompute,
+    Scoring,
+    Strict,
+    Task,
+    TrainingCompute,
+    used_reward_models,
+)
+from comlrl_stages.errors import UserError
+from comlrl_stages.project import Project, parse
+
+# --- settings of each stage ---------------------------------------------------------------------------------------
+
+
+class PrepareSettings(Model):
+    """Settings of `prepare`."""
+
+    torch_threads: int = 2
+
+
+class SplitSettings(Items):
+    """Settings of `split`."""
+
+    task: Task
+    agents: int = 2
+    parameters: dict[str, Any] = {}
+
+
+class TeamSettings(Strict):
+    """How the agents' prompts are made and their models loaded, one entry per agent."""
+
+    agents: int = 2
+    system_prompts: list[str | None] = [None, None]
+    prompt_formats: list[str] = ["auto", "auto"]
+    template_arguments: list[dict[str, Any]] = [{}, {}]
+    weights_dtypes: list[str] = ["float32", "float32"]
+    attentions: list[str] = ["sdpa", "sdpa"]
+    trust_remote_code: list[bool] = [False, False]
+
+
+class SampleSettings(Strict):
+    """Settings of `sample`."""
+
+    seed: int = 0
+    round: int = 1
+    candidates: int = 16
+    task: Task
+    team: TeamSettings = TeamSettings()
+    sampling: Sampling = Sampling()
+    compute: SamplingCompute = SamplingCompute()
+
+
+class EvaluationSampleSettings(Strict):
+    """Settings of `sample-evaluation`."""
+
+    seed: int = 0
+    round: int = 1
+    samples_per_task: int = 16
+    train_samples_per_task: int = 0
+    greedy: bool = True
+    kl: bool = True
+    task: Task
+    team: TeamSettings = TeamSettings()
+    sampling: Sampling = Sampling()
+    compute: SamplingCompute = SamplingCompute()
+
+
+class ScoreSettings(Scoring):
+    """Settings of `score`."""
+
+    task: Task
+    agents: int = 2
+
+
+class PairSettings(Strict):
+    """Settings of `pair`."""
+
+    seed: int = 0
+    selection: str = "reward_gap"
+    pairs_per_task: int = Field(16, ge=1)
+    min_gap: float = 0.0
+
+
+class ReplaySettings(Strict):
+    """Settings of `replay`."""
+
+    round: int = 1
+
+
+class ReferSettings(Strict):
+    """Settings of `refer`."""
+
+    team: TeamSettings = TeamSettings()
+    temperature: float = 1.0
+    compute: TrainingCompute = TrainingCompute()
+
+
+class RewardSettings(RewardTraining):
+    """Settings of `reward`."""
+
+    seed: int = 0
+    trust_remote_code: bool = False
+    compute: TrainingCompute = TrainingCompute()
+
+
+class MadpoSettings(MadpoTraining):
+    """Settings of `optimize` for MADPO."""
+
+    algorithm: str = "madpo"
+    seed: int = 0
+    round: int = 1
+    method: str = "madpo"
+    team: TeamSettings = TeamSettings()
+    temperature: float = 1.0
+    compute: TrainingCompute = TrainingCompute()
+
+
+class MarlhfSettings(PolicyGradient):
+    """Settings of `optimize` for MARLHF."""
+
+    algorithm: str = "marlhf"
+    backend: str = "magrpo"
+    seed: int = 0
+    round: int = 1
+    method: str = "marlhf"
+    task: Task
+    scoring: Scoring = Scoring()
+    team: TeamSettings = TeamSettings()
+    sampling: Sampling = Sampling()
+    compute: Compute = Compute()
+
+
+class EvaluateSettings(Scoring):
+    """Settings of `evaluate`."""
+
+    seed: int = 0
+    method: str = "base"
+    task: Task
+    agents: int = 2
+    bootstrap_replicates: int = 5000
+
+
+class ExportSettings(Strict):
+    """Settings of `export`."""
+
+    agents: int = 2
+
+
+class CardSettings(Strict):
+    """Settings of `card`."""
+
+    experiment: str = ""
+    description: str = ""
+    method: str = ""
+    method_settings: dict[str, Any] = {}
+    seed: int = 0
+    task: Task
+    models: list[str] = []
+    sampling: Sampling = Sampling()
+
+
+class ReportSettings(Strict):
+    """Settings of `report`."""
+
+    experiment: str = ""
+    description: str = ""
+    methods: list[str] = []
+    seeds: list[int] = [0]
+    seed: int = 0
+    confidence: float = 0.95
+    bootstrap_replicates: int = 5000
+
+
+OPTIMIZE_SETTINGS: dict[str, type[Strict]] = {"madpo": MadpoSettings, "marlhf": MarlhfSettings}
+SETTINGS: dict[str, type[Strict]] = {
+    "prepare": PrepareSettings,
+    "split": SplitSettings,
+    "sample": SampleSettings,
+    "score": ScoreSettings,
+    "pair": PairSettings,
+    "replay": ReplaySettings,
+    "refer": ReferSettings,
+    "reward": RewardSettings,
+    "sample_evaluation": EvaluationSampleSettings,
+    "evaluate": EvaluateSettings,
+    "export": ExportSettings,
+    "card": CardSettings,
+    "report": ReportSettings,
+}
+
+# --- from the experiment to the settings of a stage ---------------------------------------------------------------
+
+
+def settings_of(project: Project, stage: str, wildcards: Any) -> Strict | None:
+    """Settings of a stage for one set of wildcards, or None where this stage has no such job."""
+    if stage == "prepare":
+        return _prepare(project, wildcards.model)
+    experiment = project.experiments[wildcards.experiment]
+    return _BUILDERS[stage](project, experiment, wildcards)
+
+
+def _prepare(project: Project, name: str) -> PrepareSettings:
+    threads = [e.compute.torch_threads for e in project.experiments.values()]
+    return PrepareSettings(**project.models[name].model_dump(), torch_threads=max([2, *threads]))
+
+
+def _split(project: Project, experiment: Experiment, wildcards: Any) -> SplitSettings:
+    return SplitSettings(
+        **experiment.items.model_dump(),
+        task=experiment.task,
+        agents=experiment.team.agents,
+        parameters=experiment.scoring.parameters,
+    )
+
+
+def _team(project: Project, experiment: Experiment) -> TeamSettings:
+    models = [project.models[name] for name in experiment.team.model_names()]
+    return TeamSettings(
+        agents=experiment.team.agents,
+        system_prompts=experiment.team.per_agent("system_prompt"),
+        prompt_formats=experiment.team.per_agent("prompt_format"),
+        template_arguments=experiment.team.per_agent("template_arguments"),
+        weights_dtypes=[model.dtype for model in models],
+        attentions=[model.attention for model in models],
+        trust_remote_code=[model.trust_remote_code for model in models],
+    )
+
+
+def _part(kind: type[Strict], compute: Compute) -> Any:
+    """The fields of `compute` that a stage reads."""
+    return kind(**compute.model_dump(include=set(kind.model_fields)))
+
+
+def _sample(project: Project, experiment: Experiment, wildcards: Any) -> SampleSettings:
+    collection = experiment.collections[wildcards.collection]
+    return SampleSettings(
+        seed=int(wildcards.seed),
+        candidates=collection.candidates,
+        task=experiment.task,
+        team=_team(project, experiment),
+        sampling=collection.sampling,
+        compute=_part(SamplingCompute, experiment.compute),
+    )
+
+
+def _score(project: Project, experiment: Experiment, wildcards: Any) -> ScoreSettings:
+    return ScoreSettings(**experiment.scoring.model_dump(), task=experiment.task, agents=experiment.team.agents)
+
+
+def _pair(project: Project, experiment: Experiment, wildcards: Any) -> PairSettings:
+    given = experiment.preferences[wildcards.preferences]
+    return PairSettings(
+        seed=int(wildcards.seed),
+        selection=given.selection,
+        pairs_per_task=given.pairs_per_task,
+        min_gap=given.min_gap,
+    )
+
+
+def _replay(project: Project, experiment: Experiment, wildcards: Any) -> ReplaySettings:
+    return ReplaySettings(round=int(wildcards.round))
+
+
+def _refer(project: Project, experiment: Experiment, wildcards: Any) -> ReferSettings:
+    return ReferSettings(
+        team=_team(project, experiment),
+        temperature=experiment.sampling.temperature or 1.0,
+        compute=_part(TrainingCompute, experiment.compute),
+    )
+
+
+def _reward(project: Project, experiment: Experiment, wildcards: Any) -> RewardSettings:
+    given = experiment.reward_models[wildcards.reward_model]
+    backbone = project.models[given.model or experiment.team.model_names()[0]]
+    return RewardSettings(
+        **given.model_dump(exclude={"preferences", "model"}),
+        seed=int(wildcards.seed),
+        trust_remote_code=backbone.trust_remote_code,
+        compute=_part(TrainingCompute, experiment.compute),
+    )
+
+
+def _optimize(project: Project, experiment: Experiment, wildcards: Any) -> Strict | None:
+    method = experiment.methods[wildcards.method]
+    common = {
+        "seed": int(wildcards.seed),
+        "round": int(wildcards.round),
+        "method": wildcards.method,
+        "team": _team(project, experiment),
+    }
+    if isinstance(method, Madpo):
+        given = method.model_dump(exclude={"preferences"})
+        compute = _part(TrainingCompute, experiment.compute)
+        return MadpoSettings(**given, **common, compute=compute, temperature=experiment.sampling.temperature or 1.0)
+    if isinstance(method, Marlhf):
+        given = method.model_dump(exclude={"reward_model"})
+        parts = {"task": experiment.task, "scoring": experiment.scoring, "sampling": experiment.sampling}
+        return MarlhfSettings(**given, **common, **parts, compute=experiment.compute)
+    return None
+
+
+def _sample_evaluation(project: Project, experiment: Experiment, wildcards: Any) -> EvaluationSampleSettings:
+    given = experiment.evaluation
+    return EvaluationSampleSettings(
+        seed=int(wildcards.seed),
+        samples_per_task=given.samples_per_task,
+        train_samples_per_task=given.train_samples_per_task,
+        greedy=given.greedy,
+        kl=given.kl and not isinstance(experiment.methods[wildcards.method], Base),
+        task=experiment.task,
+        team=_team(project, experiment),
+        sampling=experiment.sampling,
+        compute=_part(SamplingCompute, experiment.compute),
+    )
+
+
+def _evaluate(project: Project, experiment: Experiment, wildcards: Any) -> EvaluateSettings:
+    return EvaluateSettings(
+        **experiment.scoring.model_dump(),
+        seed=int(wildcards.seed),
+        method=wildcards.method,
+        task=experiment.task,
+        agents=experiment.team.agents,
+        bootstrap_replicates=experiment.evaluation.bootstrap_replicates,
+    )
+
+
+def _export(project: Project, experiment: Experiment, wildcards: Any) -> ExportSettings:
+    return ExportSettings(agents=experiment.team.agents)
+
+
+def _card(project: Project, experiment: Experiment, wildcards: Any) -> CardSettings:
+    return CardSettings(
+        experiment=wildcards.experiment,
+        description=experiment.description,
+        method=wildcards.method,
+        method_settings=experiment.methods[wildcards.method].model_dump(mode="json"),
+        seed=int(wildcards.seed),
+        task=experiment.task,
+        models=[_source(project.models[name]) for name in experiment.team.model_names()],
+        sampling=experiment.sampling,
+    )
+
+
+def _source(model: Model) -> str:
+    return next(f"{key}: {value}" for key, value in model.model_dump().items() if value and key in _SOURCES)
+
+
+_SOURCES = ("builtin", "hub", "path", "gguf")
+
+
+def _report(project: Project, experiment: Experiment, wildcards: Any) -> ReportSettings:
+    return ReportSettings(
+        experiment=wildcards.experiment,
+        description=experiment.description,
+        methods=list(experiment.methods),
+        seeds=experiment.seeds,
+        bootstrap_replicates=experiment.evaluation.bootstrap_replicates,
+    )
+
+
+_BUILDERS = {
+    "split": _split,
+    "sample": _sample,
+    "score": _score,
+    "pair": _pair,
+    "replay": _replay,
+    "refer": _refer,
+    "reward": _reward,
+    "optimize": _optimize,
+    "sample_evaluation": _sample_evaluation,
+    "evaluate": _evaluate,
+    "export": _export,
+    "card": _card,
+    "report": _report,
+}
+
+
+def instances(project: Project, stage: str) -> Iterable[SimpleNamespace]:
+    """Every set of wildcards for which a stage has a job."""
+    if stage == "prepare":
+        yield from (SimpleNamespace(model=name) for name in project.models)
+        return
+    for name, experiment in project.experiments.items():
+        seeds = [None] if stage in ("split", "report") else experiment.seeds
+        for seed in seeds:
+            yield from (SimpleNamespace(experiment=name, seed=seed, **w) for w in _names(experiment, stage))
+
+
+def _names(experiment: Experiment, stage: str) -> list[dict[str, str]]:
+    """The wildcards beside experiment and seed."""
+    trained = [name for name, method in experiment.methods.items() if not isinstance(method, Base)]
+    return {
+        "sample": [{"collection": name} for name in experiment.collections],
+        "score": [{"collection": name} for name in experiment.collections],
+        "pair": [{"preferences": name} for name in experiment.preferences],
+        "reward": [{"reward_model": name} for name in used_reward_models(experiment)],
+        "replay": [{"method": name, "round": "001"} for name in trained],
+        "refer": [{"method": name, "round": "001"} for name in trained],
+        "optimize": [{"method": name, "round": "001"} for name in trained],
+        "sample_evaluation": [{"method": name} for name in experiment.methods],
+        "evaluate": [{"method": name} for name in experiment.methods],
+        "export": [{"method": name} for name in trained],
+        "card": [{"method": name} for name in trained],
+    }.get(stage, [{}])
+
+
+# --- settings as strings ------------------------------------------------------------------------------------------
+
+
+def flatten(stage: str, settings: Strict) -> dict[str, str]:
+    """`{"stage.section.key": json}` for every field; free mappings and lists are leaves."""
+    flat: dict[str, str] = {}
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        if isinstance(value, BaseModel):
+            flat |= flatten(f"{stage}.{name}", value)
+        else:
+            plain = settings.model_dump(mode="json", include={name})[name]
+            flat[f"{stage}.{name}"] = json.dumps(plain, sort_keys=True, ensure_ascii=False)
+    return flat
+
+
+def parse_settings(stage: str, strings: Iterable[str]) -> tuple[Strict, dict[str, Any], dict[str, str]]:
+    """Read `key=json` strings of the command line.
+
+    Returns the stage's settings, the runtime values, and what identifies the work: every string but the runtime's.
+    """
+    values: dict[str, Any] = {}
+    runtime: dict[str, Any] = {}
+    tracked: dict[str, str] = {}
+    for string in strings:
+        key, found, text = string.partition("=")
+        if not found:
+            raise UserError(f"setting {string!r}: expected key=value, for example {stage}.seed=0")
+        section, _, rest = key.partition(".")
+        if section == "runtime":
+            runtime[rest] = _json(key, text)
+            continue
+        tracked[key] = text
+        if section == stage:
+            _place(values, rest.split("."), _json(key, text))
+        elif key != "code" and section not in ("versions", "schema", "task_code", "data"):
+            raise UserError(f"setting {key!r}: stage {stage} reads keys that begin with {stage}. or runtime.")
+    return parse(_class_of(stage, values), values, f"settings of {stage}"), runtime, tracked
+
+
+def _class_of(stage: str, values: Mapping[str, Any]) -> type[Strict]:
+    if stage != "optimize":
+        return SETTINGS[stage]
+    algorithm = values.get("algorithm", "")
+    if algorithm not in OPTIMIZE_SETTINGS:
+        raise UserError(f"optimize.algorithm: {algorithm!r} is none of {', '.join(OPTIMIZE_SETTINGS)}")
+    return OPTIMIZE_SETTINGS[algorithm]
+
+
+def _place(values: dict[str, Any], path: list[str], value: Any) -> None:
+    for part in path[:-1]:
+        values = values.setdefault(part, {})
+    values[path[-1]] = value
+
+
+def _json(key: str, text: str) -> Any:
+    """A JSON value; what is no JSON is taken as text, which is handy by hand (`pair.selection=random`)."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def describe_settings(stage: str) -> str:
+    """All settings of a stage with their defaults, one per line, for the command line's help."""
+    kinds = list(OPTIMIZE_SETTINGS.values()) if stage == "optimize" else [SETTINGS[stage]] if stage in SETTINGS else []
+    if not kinds:
+        raise UserError(f"no stage {stage!r}; stages: optimize, {', '.join(SETTINGS)}")
+    return "\n".join(line for kind in kinds for line in _describe(stage, kind))
+
+
+def _describe(prefix: str, kind: type[BaseModel]) -> Iterable[str]:
+    for name, field in kind.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from _describe(f"{prefix}.{name}", inner)
+            continue
+        default = "needed" if field.is_required() else f"default {json.dumps(field.get_default(), default=str)}"
+        yield f"{prefix}.{name}  ({default})  {field.description or ''}".rstrip()

@@ -1,0 +1,109 @@
+"""Evaluation and export.
+
+in:  policies, eval and training items
+out: methods/<m>/evaluation/{completions,evaluation}.parquet, metrics.json; methods/<m>/export/, card.md
+"""
+
+
+rule sample_evaluation:
+    input:
+        models=base_model_manifests,
+        policy=lambda w: [manifest(policy_of(w))] if policy_of(w) else [],
+        items_manifest="results/{experiment}/split/eval.parquet.manifest.json",
+        items=ancient("results/{experiment}/split/eval.parquet"),
+        train_manifest="results/{experiment}/split/train.parquet.manifest.json",
+        train=ancient("results/{experiment}/split/train.parquet"),
+    output:
+        completions=f"{METHOD}/evaluation/completions.parquet",
+        manifest=f"{METHOD}/evaluation/completions.parquet.manifest.json",
+    log:
+        f"{METHOD}/evaluation/completions.log",
+    benchmark:
+        f"{METHOD}/evaluation/completions.benchmark.jsonl"
+    threads: torch_threads
+    params:
+        **tracked("sample_evaluation"),
+        models=base_model_arguments,
+        policy=lambda w: ["--policy", policy_of(w)] if policy_of(w) else [],
+    shell:
+        "exec comlrl-stages sample-evaluation --items {input.items:q} --train-items {input.train:q} "
+        "--output {output.completions:q} {params:q} > {log:q} 2>&1"
+
+
+rule evaluate:
+    input:
+        items_manifest="results/{experiment}/split/eval.parquet.manifest.json",
+        items=ancient("results/{experiment}/split/eval.parquet"),
+        train_manifest="results/{experiment}/split/train.parquet.manifest.json",
+        train=ancient("results/{experiment}/split/train.parquet"),
+        completions_manifest=f"{METHOD}/evaluation/completions.parquet.manifest.json",
+        completions=ancient(f"{METHOD}/evaluation/completions.parquet"),
+    output:
+        evaluation=f"{METHOD}/evaluation/evaluation.parquet",
+        metrics=f"{METHOD}/evaluation/metrics.json",
+        manifest=f"{METHOD}/evaluation/evaluation.parquet.manifest.json",
+        metrics_manifest=f"{METHOD}/evaluation/metrics.json.manifest.json",
+    log:
+        f"{METHOD}/evaluation/evaluation.log",
+    benchmark:
+        f"{METHOD}/evaluation/evaluation.benchmark.jsonl"
+    threads: score_workers
+    params:
+        **tracked("evaluate"),
+        workers=runtime("score_workers"),
+    shell:
+        "exec comlrl-stages evaluate --items {input.items:q} --train-items {input.train:q} "
+        "--completions {input.completions:q} --output {output.evaluation:q} --metrics {output.metrics:q} "
+        "{params:q} > {log:q} 2>&1"
+
+
+rule export:
+    input:
+        policy_manifest=lambda w: manifest(policy_of(w)),
+        policy=lambda w: ancient(policy_of(w)),
+    output:
+        export=directory(f"{METHOD}/export"),
+        manifest=f"{METHOD}/export.manifest.json",
+    log:
+        f"{METHOD}/export.log",
+    benchmark:
+        f"{METHOD}/export.benchmark.jsonl"
+    params:
+        **tracked("export"),
+    shell:
+        "exec comlrl-stages export --policy {input.policy:q} --output {output.export:q} {params:q} > {log:q} 2>&1"
+
+
+def base_metrics(wildcards):
+    """Metrics of the untrained team, where the experiment evaluates it."""
+    names = [name for name, method in experiment_of(wildcards).methods.items() if isinstance(method, Base)]
+    return [f"{seed_folder(wildcards)}/methods/{name}/evaluation/metrics.json" for name in names[:1]]
+
+
+rule card:
+    input:
+        export_manifest=f"{METHOD}/export.manifest.json",
+        export=ancient(f"{METHOD}/export"),
+        metrics_manifest=f"{METHOD}/evaluation/metrics.json.manifest.json",
+        metrics=ancient(f"{METHOD}/evaluation/metrics.json"),
+        base_manifests=lambda w: [manifest(path) for path in base_metrics(w)],
+        base=lambda w: [ancient(path) for path in base_metrics(w)],
+    output:
+        card=report(
+            f"{METHOD}/card.md",
+            category="{experiment}",
+            subcategory="model cards",
+            labels={"method": "{method}", "seed": "{seed}"},
+            caption="../report/card.rst",
+        ),
+        manifest=f"{METHOD}/card.md.manifest.json",
+    log:
+        f"{METHOD}/card.log",
+    benchmark:
+        f"{METHOD}/card.benchmark.jsonl"
+    params:
+        **tracked("card"),
+        base=lambda w: [text for path in base_metrics(w) for text in ("--base-metrics", path)],
+    shell:
+        "exec comlrl-stages card --export {input.export:q} --metrics {input.metrics:q} --output {output.card:q} "
+        "{params:q} > {log:q} 2>&1"
