@@ -40,7 +40,7 @@ def check_task(name: str, experiment: Experiment, facts: dict[str, Any]) -> None
     if unknown:
         raise UserError(
             f"experiment {name}: scoring.parameters.{sorted(unknown)[0]}: the reward function has no such parameter "
-            f"with a default; it has: {', '.join(facts['parameters']) or 'none'}"
+            f"with a default; it has: {', '.join(facts['reward_parameters']) or 'none'}"
         )
 
 

@@ -4,11 +4,12 @@ These classes are the only source of defaults, of `config/schema.json` and of th
 stages never see them: each stage gets its own settings (settings.py), the exact part that decides its bytes.
 """
 
-import difflib
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+
+from comlrl_stages.errors import nearest
 
 Name = Annotated[str, StringConstraints(pattern=r"^\w[\w.\-]*$")]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
@@ -19,6 +20,26 @@ class Strict(BaseModel):
     """A section of the configuration: unknown keys are errors, values do not change after reading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_is_default(cls, values: Any) -> Any:
+        """A key that is left empty (null in YAML) takes its default, where null is no value of its own."""
+        if not isinstance(values, Mapping):
+            return values
+        fields = cls.model_fields
+        return {
+            key: value
+            for key, value in values.items()
+            if value is not None or key not in fields or type(None) in get_args(fields[key].annotation)
+        }
+
+
+def _exactly_one(section: Strict, *keys: str) -> None:
+    given = [key for key in keys if getattr(section, key) is not None]
+    if len(given) != 1:
+        hint = "; set the others to null" if given else ""
+        raise ValueError(f"exactly one of {', '.join(keys)} is needed, given: {', '.join(given) or 'none'}{hint}")
 
 
 # --- models -------------------------------------------------------------------------------------------------------
@@ -43,9 +64,7 @@ class Model(Strict):
 
     @model_validator(mode="after")
     def _one_source(self) -> "Model":
-        given = [name for name in ("builtin", "hub", "path", "gguf") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"exactly one of builtin, hub, path, gguf is needed, found {given or 'none'}")
+        _exactly_one(self, "builtin", "hub", "path", "gguf")
         if self.revision is not None and self.hub is None:
             raise ValueError("revision goes with hub only")
         return self
@@ -64,8 +83,7 @@ class Task(Strict):
 
     @model_validator(mode="after")
     def _one_source(self) -> "Task":
-        if (self.name is None) == (self.file is None):
-            raise ValueError("exactly one of name and file is needed")
+        _exactly_one(self, "name", "file")
         return self
 
 
@@ -142,14 +160,13 @@ class Team(Strict):
     @model_validator(mode="before")
     @classmethod
     def _count_agents(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and isinstance(values.get("models"), Sequence) and "agents" not in values:
+        if isinstance(values, Mapping) and isinstance(values.get("models"), list) and values.get("agents") is None:
             return {**values, "agents": len(values["models"])}
         return values
 
     @model_validator(mode="after")
     def _agree(self) -> "Team":
-        if (self.model is None) == (self.models is None):
-            raise ValueError("exactly one of model and models is needed")
+        _exactly_one(self, "model", "models")
         for key in ("models", "system_prompt", "prompt_format", "template_arguments"):
             value = getattr(self, key)
             if isinstance(value, list) and len(value) != self.agents:
@@ -354,15 +371,18 @@ class Runtime(Strict):
 # --- experiment ---------------------------------------------------------------------------------------------------
 
 
-def _task_shorthand(value: Any) -> Any:
+def task_shorthand(value: Any) -> Any:
+    """A bare name is a task that ships."""
     return {"name": value} if isinstance(value, str) else value
 
 
-def _items_shorthand(value: Any) -> Any:
+def items_shorthand(value: Any) -> Any:
+    """A bare text is the items' source."""
     return {"source": value} if isinstance(value, str) else value
 
 
-def _team_shorthand(value: Any) -> Any:
+def team_shorthand(value: Any) -> Any:
+    """A bare name is one model for all agents, a list has one model per agent."""
     if isinstance(value, str):
         return {"model": value}
     return {"models": value} if isinstance(value, list) else value
@@ -371,6 +391,11 @@ def _team_shorthand(value: Any) -> Any:
 def _methods_shorthand(value: Any) -> Any:
     """A list of names, or settings by name; a method named like an algorithm uses it."""
     if isinstance(value, list):
+        for name in value:
+            if not isinstance(name, str):
+                raise ValueError(f"a list of methods holds names, found {name!r}; give settings as `name: {{...}}`")
+            if value.count(name) > 1:
+                raise ValueError(f"method {name!r} stands twice")
         value = {name: {} for name in value}
     if not isinstance(value, Mapping):
         return value
@@ -393,14 +418,14 @@ class Experiment(Strict):
     """One experiment: a task, a team, seeds, and the methods to compare on them. The unit of a report."""
 
     description: str = Field("", description="a sentence or two for the report")
-    task: Annotated[Task, BeforeValidator(_task_shorthand, json_schema_input_type=str | Task)] = Field(
+    task: Annotated[Task, BeforeValidator(task_shorthand, json_schema_input_type=str | Task)] = Field(
         description="the task; a bare name is a task that ships"
     )
-    items: Annotated[Items, BeforeValidator(_items_shorthand, json_schema_input_type=str | Items)] = Field(
+    items: Annotated[Items, BeforeValidator(items_shorthand, json_schema_input_type=str | Items)] = Field(
         Items(), description="task items and their split; a bare text is `items.source`"
     )
     scoring: Scoring = Field(Scoring(), description="the task reward")
-    team: Annotated[Team, BeforeValidator(_team_shorthand, json_schema_input_type=str | list[str] | Team)] = Field(
+    team: Annotated[Team, BeforeValidator(team_shorthand, json_schema_input_type=str | list[str] | Team)] = Field(
         description="the agents; a bare name is one model for all, a list one model per agent"
     )
     sampling: Sampling = Field(Sampling(), description="how completions are drawn, everywhere")
@@ -409,7 +434,7 @@ class Experiment(Strict):
     reward_models: dict[Name, RewardModel] = Field({"default": RewardModel()}, description="by name")
     methods: Annotated[
         dict[Name, Method],
-        BeforeValidator(_methods_shorthand, json_schema_input_type=list[str] | dict[str, Any]),
+        BeforeValidator(_methods_shorthand, json_schema_input_type=list[str] | dict[str, Base | Madpo | Marlhf | None]),
     ] = Field(min_length=1, description="the rows of the report, by name; a list of names takes every default")
     seeds: Annotated[list[Seed], BeforeValidator(_seeds_shorthand, json_schema_input_type=int | list[int])] = Field(
         [0], min_length=1, description="seeds; every method runs once per seed"
@@ -468,8 +493,8 @@ def _known(path: str, name: str, known: Mapping[str, Any]) -> None:
 class Overrides(Strict):
     """Values laid over the files of experiments and models, by name: what `--config` and overlays change."""
 
-    experiments: dict[str, dict[str, Any]] = Field({}, description="by experiment: keys laid over its file")
-    models: dict[str, dict[str, Any]] = Field({}, description="by model: keys laid over its file")
+    experiments: dict[Name, dict[str, Any]] = Field({}, description="by experiment: keys laid over its file")
+    models: dict[Name, dict[str, Any]] = Field({}, description="by model: keys laid over its file")
 
 
 class ProjectConfig(Strict):
@@ -480,6 +505,12 @@ class ProjectConfig(Strict):
         BeforeValidator(lambda v: [v] if isinstance(v, str) else v, json_schema_input_type=str | list[str]),
     ] = Field(min_length=1, description="names of files in `config/experiments/`")
     override: Overrides = Field(Overrides(), description="values laid over those files")
+
+    @model_validator(mode="after")
+    def _names_are_free(self) -> "ProjectConfig":
+        if "models" in self.experiments:
+            raise ValueError("an experiment cannot be called 'models': results/models/ holds the models; rename it")
+        return self
 
 
 def models_of(experiment: Experiment) -> list[str]:
@@ -492,9 +523,3 @@ def used_reward_models(experiment: Experiment) -> dict[str, RewardModel]:
     """The reward models that some method names."""
     named = [m.reward_model for m in experiment.methods.values() if isinstance(m, Marlhf)]
     return {name: model for name, model in experiment.reward_models.items() if name in named}
-
-
-def nearest(name: str, known: Any) -> str:
-    """A hint "; did you mean ...?" if one of the `known` names resembles `name`, else nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""

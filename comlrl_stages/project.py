@@ -1,6 +1,6 @@
 """From YAML files to a checked project: reading, overlays, and errors that say what to do."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -9,8 +9,18 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from comlrl_stages.config import ALGORITHMS, Experiment, Model, ProjectConfig, Strict, models_of, nearest
-from comlrl_stages.errors import UserError
+from comlrl_stages.config import (
+    ALGORITHMS,
+    Experiment,
+    Model,
+    ProjectConfig,
+    Strict,
+    items_shorthand,
+    models_of,
+    task_shorthand,
+    team_shorthand,
+)
+from comlrl_stages.errors import UserError, nearest
 
 T = TypeVar("T", bound=Strict)
 
@@ -51,15 +61,23 @@ def parse(model: type[T], values: Any, origin: str) -> T:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        lines = [f"{origin}: {_explain(model, problem)}" for problem in error.errors()]
+        problems = error.errors()
+        places = {problem["loc"] for problem in problems}
+        lines = [f"{origin}: {_explain(model, p)}" for p in problems if not _is_inherited(p["loc"], places)]
         raise UserError("\n".join(lines)) from None
+
+
+def _is_inherited(place: tuple[Any, ...], places: Set[tuple[Any, ...]]) -> bool:
+    """Collections inherit `sampling`, mistakes included; those are told once."""
+    inherits = len(place) > 2 and place[0] == "collections" and place[2] == "sampling"
+    return inherits and ("sampling", *place[3:]) in places
 
 
 def _read(model: type[T], folders: Sequence[Path], kind: str, name: str, origin: str, override: Mapping[str, Any]) -> T:
     path = _find(folders, kind, name, origin)
     values = read_yaml(path)
     shown = f"{path} (with override.{kind}.{name})" if override else str(path)
-    return parse(model, merge(values, override), shown)
+    return parse(model, _overlaid(values, override), shown)
 
 
 def _find(folders: Sequence[Path], kind: str, name: str, origin: str) -> Path:
@@ -76,7 +94,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def _unique_mapping(loader: _UniqueKeys, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
+    keys = [loader.construct_object(key, deep=True) for key, _ in node.value if not key.tag.endswith(":merge")]
     twice = [key for key in keys if keys.count(key) > 1]
     if twice:
         raise yaml.constructor.ConstructorError(None, None, f"key {twice[0]!r} stands twice", node.start_mark)
@@ -90,13 +108,34 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping; raises UserError with file and line."""
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not UTF-8 ({error})") from None
+    except (yaml.YAMLError, ValueError) as error:  # a ValueError is an impossible date
+        raise UserError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
-        raise UserError(f"{path}: expected a mapping of keys to values, found {type(values).__name__}")
+        found = "an empty file" if values is None else type(values).__name__
+        raise UserError(f"{path}: expected a mapping of keys to values, found {found}")
     return values
+
+
+def _methods_by_name(value: Any) -> Any:
+    names = isinstance(value, list) and all(isinstance(name, str) for name in value)
+    return {name: {} for name in value} if names else value
+
+
+#: What the short forms of an experiment stand for.
+_SHORTHANDS = {
+    "task": task_shorthand,
+    "items": items_shorthand,
+    "team": team_shorthand,
+    "methods": _methods_by_name,
+}
+
+
+def _overlaid(values: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay an override on a file's values; keys can be laid on a short form as on the section it stands for."""
+    overlaid = [key for key in _SHORTHANDS if key in values and isinstance(override.get(key), Mapping)]
+    return merge({**values, **{key: _SHORTHANDS[key](values[key]) for key in overlaid}}, override)
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,8 +143,6 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(under)
     for key, value in over.items():
         old = merged.get(key)
-        if key == "methods" and isinstance(old, list) and isinstance(value, Mapping):
-            old = {name: {} for name in old}
         both = isinstance(value, Mapping) and isinstance(old, Mapping)
         merged[key] = merge(old, value) if both else value
     return merged
@@ -120,8 +157,7 @@ def _explain(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
     path = ".".join(str(part) for part in location) or "(top level)"
     if problem["type"] == "extra_forbidden":
         valid = _fields_at(model, problem["loc"][:-1])
-        hint = nearest(str(location[-1]), valid) or "."
-        return f"{path}: unknown key{hint} Valid here: {', '.join(valid)}"
+        return f"{path}: unknown key{nearest(str(location[-1]), valid)}. Valid here: {', '.join(valid)}"
     if problem["type"] == "missing":
         return f"{path}: is missing and has no default"
     message = problem["msg"].removeprefix("Value error, ")

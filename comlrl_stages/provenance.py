@@ -10,7 +10,7 @@ import ast
 import hashlib
 import importlib.util
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,6 +20,7 @@ from comlrl_stages.config import Task
 from comlrl_stages.errors import UserError
 from comlrl_stages.files import SCHEMA_VERSION, file_digest, write_json
 from comlrl_stages.project import Project
+from comlrl_stages.registry import ALGORITHMS, TASKS
 from comlrl_stages.settings import flatten, instances, settings_of
 
 PACKAGE = "comlrl_stages"
@@ -27,7 +28,7 @@ PACKAGE = "comlrl_stages"
 MEMORY = Path(".snakemake") / "comlrl_stages"
 SMALL_FILE = 50_000_000
 #: Modules that decide no byte of a result: reading the configuration, moving files, showing progress.
-_READS_AND_MOVES = "config project settings cli checks provenance artifacts files checkpoints progress errors"
+_READS_AND_MOVES = "config project settings registry cli checks provenance artifacts files checkpoints progress errors"
 OUTSIDE = {f"{PACKAGE}.{name}" for name in _READS_AND_MOVES.split()}
 _TORCH = ("torch", "transformers", "tokenizers")
 #: Libraries that decide the numbers of a stage.
@@ -50,19 +51,14 @@ TASK_PARTS = {
     "evaluate": ("reward", "reward_scope", "eval_logger", "eval_aggregator", "metrics_callback"),
     "optimize": ("formatters", "transition", "reward", "reward_scope", "metrics_callback"),
 }
-#: Modules of an algorithm, which the optimize stage imports by name.
-ALGORITHM_MODULES = {
-    "madpo": f"{PACKAGE}.stages.optimize_madpo",
-    "marlhf": f"{PACKAGE}.stages.optimize_policy_gradient",
-}
-TASK_MODULES = {"length_ratio": f"{PACKAGE}.tasks.length_ratio"}
 
 
 def tracked(project: Project, stage: str) -> dict[str, Callable[[Any], str]]:
     """Parameters of a stage's rule: a function of the wildcards per setting, returning `stage.key=<json>`.
 
-    The names are prefixed, for Snakemake keeps `items`, `keys` and `count` for itself; a setting that a job does not
-    have is an empty string.
+    The names are prefixed, for Snakemake keeps `items`, `keys` and `count` for itself. A setting that a job does not
+    have is an empty string. Snakemake compares sets of values, so the empty string always is among them: else a
+    method with other settings, added beside this one, would run this one again.
     """
     keys = dict.fromkeys(key for wildcards in instances(project, stage) for key in strings(project, stage, wildcards))
     known: dict[tuple[Any, ...], dict[str, str]] = {}
@@ -76,7 +72,7 @@ def tracked(project: Project, stage: str) -> dict[str, Callable[[Any], str]]:
     def parameter(key: str) -> Callable[[Any], str]:
         return lambda wildcards: strings_of(wildcards).get(key, "")
 
-    return {f"setting_{index}": parameter(key) for index, key in enumerate(keys)}
+    return {f"setting_{index}": parameter(key) for index, key in enumerate([*keys, "(none)"])}
 
 
 def strings(project: Project, stage: str, wildcards: Any) -> dict[str, str]:
@@ -95,7 +91,7 @@ def strings(project: Project, stage: str, wildcards: Any) -> dict[str, str]:
 
 
 def _roots(stage: str, settings: Any) -> tuple[str, ...]:
-    algorithm = ALGORITHM_MODULES.get(getattr(settings, "algorithm", ""))
+    algorithm = ALGORITHMS.get(getattr(settings, "algorithm", ""))
     return (f"{PACKAGE}.stages.{stage}", *([algorithm] if stage == "optimize" and algorithm else []))
 
 
@@ -113,12 +109,21 @@ def _version(library: str) -> str:
 def code_fingerprint(roots: tuple[str, ...]) -> str:
     """Hash the modules of this package that `roots` import, directly or not; 16 hex digits.
 
-    The abstract syntax counts, without docstrings: comments and layout change nothing.
+    The abstract syntax counts, without docstrings: comments and layout change nothing. A file that a module names,
+    such as a template, counts with it.
     """
     digest = hashlib.sha256()
     for name in sorted(_closure(roots)):
         digest.update(f"{name}\n{ast.dump(_without_docstrings(_source(name)))}\n".encode())
+        digest.update("".join(file_digest(path) for path in _named_files(name)).encode())
     return digest.hexdigest()[:16]
+
+
+def _named_files(module: str) -> list[Path]:
+    """Files beside a module whose names stand in it as a text."""
+    texts = {node.value for node in ast.walk(_source(module)) if isinstance(node, ast.Constant)}
+    beside = _file(module).parent.iterdir()
+    return sorted(path for path in beside if path.name in texts and path.suffix != ".py" and path.is_file())
 
 
 def _closure(roots: Iterable[str]) -> set[str]:
@@ -179,20 +184,17 @@ def _without_docstrings(tree: ast.AST) -> ast.AST:
 
 @cache
 def _task_fingerprint(file: Path, target: str | None, parts: tuple[str, ...]) -> str:
-    digest = hashlib.sha256()
-    for path in [file, *_siblings(file)]:
-        tree = _without_docstrings(_parse_user_file(path))
-        body = _reachable(tree, target, parts) if path == file else tree.body
-        digest.update("\n".join(ast.dump(node) for node in body).encode())
-    return digest.hexdigest()[:16]
+    body = _reachable(_without_docstrings(_parse_user_file(file)), target, parts)
+    imported = [_without_docstrings(_parse_user_file(path)) for path in _imported_files(file, body)]
+    return hashlib.sha256("\n".join(ast.dump(node) for node in [*body, *imported]).encode()).hexdigest()[:16]
 
 
 def task_fingerprint(task: Task, parts: tuple[str, ...]) -> str:
     """Hash the code of a task that the named parts can reach, and the files beside it that it imports."""
     if task.name is not None:
-        if task.name not in TASK_MODULES:
-            raise UserError(f"task.name: {task.name!r} does not ship; shipped tasks: {', '.join(TASK_MODULES)}")
-        return _task_fingerprint(_file(TASK_MODULES[task.name]), "Task", parts)
+        if task.name not in TASKS:
+            raise UserError(f"task.name: {task.name!r} does not ship; shipped tasks: {', '.join(TASKS)}")
+        return _task_fingerprint(_file(TASKS[task.name]), "Task", parts)
     return _task_fingerprint(Path(task.file), task.object, parts)
 
 
@@ -200,25 +202,40 @@ def _parse_user_file(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     except FileNotFoundError:
-        raise UserError(f"task.file: {path} not found (looked for it from {Path.cwd()})") from None
+        raise UserError(f"{path}: not found (looked for it from {Path.cwd()}); task.file names a Python file") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read as a Python file ({error.strerror})") from None
     except (SyntaxError, ValueError) as error:
-        raise UserError(f"task.file: {path} is not valid Python: {error}") from None
+        raise UserError(f"{path}: is not valid Python: {error}") from None
 
 
-def _siblings(file: Path) -> list[Path]:
-    """Files in the same folder that a user's file imports, directly or not."""
-    found: list[Path] = []
-    waiting = [file]
+def _imported_files(file: Path, body: Iterable[ast.AST]) -> list[Path]:
+    """Modules and packages in the folder of a user's file that its statements import, directly or not."""
+    found: set[Path] = set()
+    waiting = [(file.parent, list(body))]
     while waiting:
-        for node in ast.walk(_parse_user_file(waiting.pop())):
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-            for name in names:
-                sibling = file.parent / f"{name.split('.')[0]}.py"
-                if sibling.is_file() and sibling not in found and sibling != file:
-                    found.append(sibling)
-                    waiting.append(sibling)
+        folder, statements = waiting.pop()
+        nodes = [node for statement in statements for node in ast.walk(statement)]
+        new = {path for node in nodes for path in _files_of_import(node, file.parent, folder)} - found - {file}
+        found |= new
+        waiting += [(path.parent, _parse_user_file(path).body) for path in new]
     return sorted(found)
+
+
+def _files_of_import(node: ast.AST, root: Path, folder: Path) -> Iterator[Path]:
+    """Files below `root` that one import statement runs; a relative one starts at the importing file's `folder`."""
+    if isinstance(node, ast.Import):
+        modules = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        modules = [f"{node.module or ''}.{alias.name}".strip(".") for alias in node.names]
+        root = folder.joinpath(*[".."] * (node.level - 1)) if node.level else root
+    else:
+        return
+    for module in modules:
+        parts = module.split(".")
+        for end in range(1, len(parts) + 1):
+            path = root.joinpath(*parts[:end])
+            yield from (p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file())
 
 
 #: Parts of a task that serve one purpose each; what only they reach is left out of the other stages' fingerprints.
@@ -238,12 +255,12 @@ _SEPARABLE = {
 def _reachable(tree: ast.Module, target: str | None, parts: tuple[str, ...]) -> list[ast.AST]:
     """Statements of a task's file that `parts` of the task may run.
 
-    Left out are the members for other purposes, and the definitions that nothing else names. Statements that define
-    no name always count.
+    Left out are the members for other purposes that these parts do not use, and the definitions that nothing else
+    names. Statements that define no name always count.
     """
     unwanted = _SEPARABLE - set(parts)
     kept = (
-        _drop_members(tree.body, unwanted)
+        _drop_members(tree.body, unwanted, _read_names)
         if target is None
         else [
             _without_members(node, unwanted) if _defines(node) == {target} and isinstance(node, ast.ClassDef) else node
@@ -261,12 +278,32 @@ def _reachable(tree: ast.Module, target: str | None, parts: tuple[str, ...]) -> 
 
 
 def _without_members(node: ast.ClassDef, unwanted: set[str]) -> ast.ClassDef:
-    body = _drop_members(node.body, unwanted)
+    body = _drop_members(node.body, unwanted, lambda member: _read_members(member, node.name))
     return ast.ClassDef(node.name, node.bases, node.keywords, body or [ast.Pass()], node.decorator_list)
 
 
-def _drop_members(body: list[ast.stmt], unwanted: set[str]) -> list[ast.stmt]:
-    return [node for node in body if not (_defines(node) and _defines(node) <= unwanted)]
+def _drop_members(
+    body: list[ast.stmt], unwanted: set[str], reads: Callable[[ast.stmt], set[str]]
+) -> list[ast.stmt]:
+    """Statements without the `unwanted` members, save those that a kept statement `reads`."""
+    kept = [node for node in body if not (_defines(node) and _defines(node) <= unwanted)]
+    while True:
+        read = {name for node in kept for name in reads(node)}
+        more = [node for node in body if node not in kept and _defines(node) & read]
+        if not more:
+            return [node for node in body if node in kept]
+        kept += more
+
+
+def _read_names(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+def _read_members(node: ast.AST, owner: str) -> set[str]:
+    """Members of the class `owner` that a statement of it reads: by bare name only outside functions."""
+    attributes = [n for n in ast.walk(node) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)]
+    own = {n.attr for n in attributes if isinstance(n.value, ast.Name) and n.value.id in ("self", "cls", owner)}
+    return own if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else own | _read_names(node)
 
 
 def _defines(node: ast.AST) -> set[str]:
@@ -300,11 +337,17 @@ def _local_sources(stage: str, settings: Any) -> dict[str, str]:
 
 @cache
 def _data_digest(source: str) -> str:
+    if ".py:" in source:
+        file, _, function = source.rpartition(":")
+        return _task_fingerprint(Path(file), function, ())
     path = _data_path(source)
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    if path.is_file():
+        return _remembered_digest(path)[:16]
+    files = sorted(p for p in path.rglob("*") if p.is_file())
     if not files:
         raise UserError(f"{source}: not found (looked for {path} from {Path.cwd()})")
-    return hashlib.sha256("".join(_remembered_digest(file) for file in files).encode()).hexdigest()[:16]
+    listed = "\n".join(f"{file.relative_to(path).as_posix()} {_remembered_digest(file)}" for file in files)
+    return hashlib.sha256(listed.encode()).hexdigest()[:16]
 
 
 def _remembered_digest(file: Path) -> str:
@@ -324,8 +367,8 @@ def _remembered_digest(file: Path) -> str:
 def _data_path(source: str) -> Path:
     if source.startswith("package://"):
         module, _, inside = source.removeprefix("package://").partition("/")
-        spec = importlib.util.find_spec(module)
+        spec = importlib.util.find_spec(module.partition(".")[0]) and importlib.util.find_spec(module)
         if spec is None or spec.origin is None:
             raise UserError(f"{source}: the Python package {module!r} is not installed; pip install it first")
         return Path(spec.origin).parent / inside
-    return Path(source.rsplit(":", 1)[0]) if ".py:" in source else Path(source)
+    return Path(source)

@@ -23,6 +23,7 @@ from comlrl_stages.config import (
     Model,
     PolicyGradient,
     RewardTraining,
+    Runtime,
     Sampling,
     SamplingCompute,
     Scoring,
@@ -38,7 +39,7 @@ from comlrl_stages.project import Project, parse
 
 
 class PrepareSettings(Model):
-    """Settings of `prepare`."""
+    """Settings of `prepare`. Its threads are fixed: a model serves experiments with other threads, too."""
 
     torch_threads: int = 2
 
@@ -225,8 +226,7 @@ def settings_of(project: Project, stage: str, wildcards: Any) -> Strict | None:
 
 
 def _prepare(project: Project, name: str) -> PrepareSettings:
-    threads = [e.compute.torch_threads for e in project.experiments.values()]
-    return PrepareSettings(**project.models[name].model_dump(), torch_threads=max([2, *threads]))
+    return PrepareSettings(**project.models[name].model_dump())
 
 
 def _split(project: Project, experiment: Experiment, wildcards: Any) -> SplitSettings:
@@ -458,16 +458,17 @@ def parse_settings(stage: str, strings: Iterable[str]) -> tuple[Strict, dict[str
         key, found, text = string.partition("=")
         if not found:
             raise UserError(f"setting {string!r}: expected key=value, for example {stage}.seed=0")
-        section, _, rest = key.partition(".")
+        section = key.partition(".")[0]
         if section == "runtime":
-            runtime[rest] = _json(key, text)
+            _place(runtime, key, _json(key, text))
             continue
         tracked[key] = text
         if section == stage:
-            _place(values, rest.split("."), _json(key, text))
+            _place(values, key, _json(key, text))
         elif key != "code" and section not in ("versions", "schema", "task_code", "data"):
             raise UserError(f"setting {key!r}: stage {stage} reads keys that begin with {stage}. or runtime.")
-    return parse(_class_of(stage, values), values, f"settings of {stage}"), runtime, tracked
+    given = parse(Runtime, runtime, f"runtime settings of {stage}").model_dump(exclude_unset=True)
+    return parse(_class_of(stage, values), values, f"settings of {stage}"), given, tracked
 
 
 def _class_of(stage: str, values: Mapping[str, Any]) -> type[Strict]:
@@ -479,10 +480,14 @@ def _class_of(stage: str, values: Mapping[str, Any]) -> type[Strict]:
     return OPTIMIZE_SETTINGS[algorithm]
 
 
-def _place(values: dict[str, Any], path: list[str], value: Any) -> None:
-    for part in path[:-1]:
-        values = values.setdefault(part, {})
-    values[path[-1]] = value
+def _place(values: dict[str, Any], key: str, value: Any) -> None:
+    """Put the value of `stage.section.key` at `values[section][key]`."""
+    *sections, last = key.split(".")[1:] or [""]
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise UserError(f"setting {key}: {section} has a value of its own already; give it whole or key by key")
+    values[last] = value
 
 
 def _json(key: str, text: str) -> Any:

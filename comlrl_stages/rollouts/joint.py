@@ -1,6 +1,6 @@
 """Joint responses: the completions of all agents that are scored together."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 from comlrl_stages.artifacts import KEY_NAMES
 from comlrl_stages.errors import UserError
 from comlrl_stages.tasks.protocol import TaskSource
-from comlrl_stages.tasks.scoring import RewardRunner
+from comlrl_stages.tasks.scoring import JointReward, RewardRunner
 
 ONE_MODEL = -1  # the agent number of completions in which one model wrote all roles
 
@@ -61,6 +61,19 @@ def reward_runner(task: Any, scoring: Any, workers: int) -> RewardRunner:
         batch_size=scoring.batch_size,
         workers=workers,
     )
+
+
+def score_joints(
+    runner: RewardRunner, joints: Sequence[JointResponse], items: Mapping[str, Mapping[str, Any]]
+) -> list[JointReward]:
+    """Rewards of joint responses, in order; `items` by task id. One that holds an invalid completion is not scored."""
+    valid = [joint for joint in joints if joint.invalid is None]
+    rewards = iter(runner.score([items[joint.task_id] for joint in valid], [joint.texts for joint in valid]))
+    nothing = float("nan")
+    return [
+        next(rewards) if joint.invalid is None else JointReward(nothing, nothing, status="invalid", error=joint.invalid)
+        for joint in joints
+    ]
 
 
 def _texts(by_agent: Mapping[int, Mapping[str, Any]], agents: int, where: str) -> tuple[tuple[str, ...], str | None]:

@@ -9,6 +9,7 @@ from comlrl_stages.config import Base, Madpo, Marlhf, used_reward_models
 from comlrl_stages.errors import UserError
 from comlrl_stages.project import load_project
 from comlrl_stages.provenance import tracked as tracked_settings
+from comlrl_stages.settings import instances
 
 # The stages run with the interpreter that runs the workflow, even where its environment is not activated.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -42,7 +43,10 @@ ROUND = f"{METHOD}/round{{round}}"
 
 def tracked(stage):
     """Everything that decides the bytes of a stage; a change of it runs the stage again."""
-    return tracked_settings(project, stage)
+    try:
+        return tracked_settings(project, stage)
+    except UserError as error:
+        raise WorkflowError(str(error))
 
 
 def runtime(key):
@@ -52,6 +56,21 @@ def runtime(key):
         return f"runtime.{key}={getattr(experiment_of(wildcards).runtime, key)}"
 
     return value
+
+
+def arguments(stage, function):
+    """Command-line arguments that depend on the job, one parameter each: `{params:q}` quotes only texts rightly."""
+    most = max((len(function(job)) for job in instances(project, stage)), default=0)
+
+    def argument(index):
+        return lambda wildcards: "".join(function(wildcards)[index : index + 1])
+
+    return {f"argument_{index}": argument(index) for index in range(most)}
+
+
+def options(name, paths):
+    """The option `name` once per path."""
+    return [f"--{name}={path}" for path in paths]
 
 
 def experiment_of(wildcards):
@@ -85,7 +104,7 @@ def base_model_manifests(wildcards):
 
 
 def base_model_arguments(wildcards):
-    return [argument for folder in base_models(wildcards) for argument in ("--model", folder)]
+    return options("model", base_models(wildcards))
 
 
 def seed_folder(wildcards):

@@ -5,12 +5,16 @@ out: methods/<m>/evaluation/{completions,evaluation}.parquet, metrics.json; meth
 """
 
 
+def team_arguments(wildcards):
+    return base_model_arguments(wildcards) + options("policy", filter(None, [policy_of(wildcards)]))
+
+
 rule sample_evaluation:
     input:
         models=base_model_manifests,
         policy=lambda w: [manifest(policy_of(w))] if policy_of(w) else [],
         items_manifest="results/{experiment}/split/eval.parquet.manifest.json",
-        items=ancient("results/{experiment}/split/eval.parquet"),
+        task_items=ancient("results/{experiment}/split/eval.parquet"),
         train_manifest="results/{experiment}/split/train.parquet.manifest.json",
         train=ancient("results/{experiment}/split/train.parquet"),
     output:
@@ -23,17 +27,16 @@ rule sample_evaluation:
     threads: torch_threads
     params:
         **tracked("sample_evaluation"),
-        models=base_model_arguments,
-        policy=lambda w: ["--policy", policy_of(w)] if policy_of(w) else [],
+        **arguments("sample_evaluation", team_arguments),
     shell:
-        "exec comlrl-stages sample-evaluation --items {input.items:q} --train-items {input.train:q} "
+        "exec comlrl-stages sample-evaluation --items {input.task_items:q} --train-items {input.train:q} "
         "--output {output.completions:q} {params:q} > {log:q} 2>&1"
 
 
 rule evaluate:
     input:
         items_manifest="results/{experiment}/split/eval.parquet.manifest.json",
-        items=ancient("results/{experiment}/split/eval.parquet"),
+        task_items=ancient("results/{experiment}/split/eval.parquet"),
         train_manifest="results/{experiment}/split/train.parquet.manifest.json",
         train=ancient("results/{experiment}/split/train.parquet"),
         completions_manifest=f"{METHOD}/evaluation/completions.parquet.manifest.json",
@@ -52,7 +55,7 @@ rule evaluate:
         **tracked("evaluate"),
         workers=runtime("score_workers"),
     shell:
-        "exec comlrl-stages evaluate --items {input.items:q} --train-items {input.train:q} "
+        "exec comlrl-stages evaluate --items {input.task_items:q} --train-items {input.train:q} "
         "--completions {input.completions:q} --output {output.evaluation:q} --metrics {output.metrics:q} "
         "{params:q} > {log:q} 2>&1"
 
@@ -103,7 +106,7 @@ rule card:
         f"{METHOD}/card.benchmark.jsonl"
     params:
         **tracked("card"),
-        base=lambda w: [text for path in base_metrics(w) for text in ("--base-metrics", path)],
+        **arguments("card", lambda w: options("base-metrics", base_metrics(w))),
     shell:
         "exec comlrl-stages card --export {input.export:q} --metrics {input.metrics:q} --output {output.card:q} "
         "{params:q} > {log:q} 2>&1"

@@ -9,7 +9,7 @@ rule sample:
     input:
         models=base_model_manifests,
         items_manifest="results/{experiment}/split/train.parquet.manifest.json",
-        items=ancient("results/{experiment}/split/train.parquet"),
+        task_items=ancient("results/{experiment}/split/train.parquet"),
     output:
         completions=f"{SEED}/collections/{{collection}}/completions.parquet",
         manifest=f"{SEED}/collections/{{collection}}/completions.parquet.manifest.json",
@@ -20,15 +20,15 @@ rule sample:
     threads: torch_threads
     params:
         **tracked("sample"),
-        models=base_model_arguments,
+        **arguments("sample", base_model_arguments),
     shell:
-        "exec comlrl-stages sample --items {input.items:q} --output {output.completions:q} {params:q} > {log:q} 2>&1"
+        "exec comlrl-stages sample --items {input.task_items:q} --output {output.completions:q} {params:q} > {log:q} 2>&1"
 
 
 rule score:
     input:
         items_manifest="results/{experiment}/split/train.parquet.manifest.json",
-        items=ancient("results/{experiment}/split/train.parquet"),
+        task_items=ancient("results/{experiment}/split/train.parquet"),
         completions_manifest=f"{SEED}/collections/{{collection}}/completions.parquet.manifest.json",
         completions=ancient(f"{SEED}/collections/{{collection}}/completions.parquet"),
     output:
@@ -43,7 +43,7 @@ rule score:
         **tracked("score"),
         workers=runtime("score_workers"),
     shell:
-        "exec comlrl-stages score --items {input.items:q} --completions {input.completions:q} "
+        "exec comlrl-stages score --items {input.task_items:q} --completions {input.completions:q} "
         "--output {output.rewards:q} {params:q} > {log:q} 2>&1"
 
 

@@ -30,10 +30,6 @@ def training_logs(wildcards):
     return policies + [f"{folder}.training_log.parquet" for folder in reward_models(wildcards)]
 
 
-def repeated(option, paths):
-    return [text for path in paths for text in (option, path)]
-
-
 def listed_artifacts(wildcards):
     """Further artifacts whose counts, times and provenance the report shows."""
     experiment = experiment_of(wildcards)
@@ -54,6 +50,16 @@ def listed_artifacts(wildcards):
         for method in experiment.methods:
             found += [f"{folder}/seed{seed}/methods/{method}/evaluation/completions.parquet"]
     return list(dict.fromkeys(found))
+
+
+def report_arguments(wildcards):
+    return [
+        f"--output=results/{wildcards.experiment}/report",
+        *options("evaluation", evaluations(wildcards)),
+        *options("training-log", training_logs(wildcards)),
+        *options("reward-model", reward_models(wildcards)),
+        *options("artifact", listed_artifacts(wildcards)),
+    ]
 
 
 rule report:
@@ -82,10 +88,6 @@ rule report:
         "results/{experiment}/report.benchmark.jsonl"
     params:
         **tracked("report"),
-        evaluations=lambda w: repeated("--evaluation", evaluations(w)),
-        training_logs=lambda w: repeated("--training-log", training_logs(w)),
-        reward_models=lambda w: repeated("--reward-model", reward_models(w)),
-        listed=lambda w: repeated("--artifact", listed_artifacts(w)),
-        folder=lambda w: ["--output", f"results/{w.experiment}/report"],
+        **arguments("report", report_arguments),
     shell:
         "exec comlrl-stages report {params:q} > {log:q} 2>&1"

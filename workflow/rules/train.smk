@@ -10,7 +10,7 @@ rule reward:
         model_manifest=lambda w: manifest(reward_model_backbone(w)),
         model=lambda w: ancient(reward_model_backbone(w)),
         items_manifest="results/{experiment}/split/train.parquet.manifest.json",
-        items=ancient("results/{experiment}/split/train.parquet"),
+        task_items=ancient("results/{experiment}/split/train.parquet"),
         pairs_manifest=lambda w: manifest(pairs_table(w, preferences_of_reward_model(w))),
         pairs=lambda w: ancient(pairs_table(w, preferences_of_reward_model(w))),
         completions_manifest=lambda w: manifest(collection_table(w, preferences_of_reward_model(w), "completions")),
@@ -31,7 +31,7 @@ rule reward:
         **tracked("reward"),
         checkpoints=runtime("checkpoint_interval"),
     shell:
-        "exec comlrl-stages reward --model {input.model:q} --items {input.items:q} --pairs {input.pairs:q} "
+        "exec comlrl-stages reward --model {input.model:q} --items {input.task_items:q} --pairs {input.pairs:q} "
         "--completions {input.completions:q} --rewards {input.rewards:q} --output {output.reward_model:q} "
         "--training-log {output.training_log:q} {params:q} > {log:q} 2>&1"
 
@@ -72,7 +72,7 @@ rule refer:
     threads: torch_threads
     params:
         **tracked("refer"),
-        models=base_model_arguments,
+        **arguments("refer", base_model_arguments),
     shell:
         "exec comlrl-stages refer --pairs {input.pairs:q} --completions {input.completions:q} --rewards {input.rewards:q} "
         "--output {output.log_probs:q} {params:q} > {log:q} 2>&1"
@@ -99,7 +99,8 @@ def training_inputs(wildcards):
 
 
 def training_arguments(wildcards):
-    return [text for name, path in training_inputs(wildcards).items() for text in (f"--{name}", path)]
+    inputs = training_inputs(wildcards).items()
+    return base_model_arguments(wildcards) + [text for name, path in inputs for text in options(name, [path])]
 
 
 rule optimize:
@@ -119,8 +120,7 @@ rule optimize:
     threads: torch_threads
     params:
         **tracked("optimize"),
-        models=base_model_arguments,
-        data=training_arguments,
+        **arguments("optimize", training_arguments),
         checkpoints=runtime("checkpoint_interval"),
         workers=runtime("score_workers"),
     shell:

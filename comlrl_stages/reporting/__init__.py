@@ -1,0 +1,1 @@
+"""Statistics, figures and the page of a report."""

@@ -1,0 +1,1 @@
+"""One module per stage: read artifacts, call the library, write artifacts."""

@@ -1,0 +1,1 @@
+"""The language models of a team: loading, prompts, sampling, scoring, reward heads."""
