@@ -19,7 +19,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -174,8 +174,8 @@ def read_table(path: Path, schema: pa.Schema | None = None) -> pa.Table:
     path = Path(path)
     _check_digest(path, read_manifest(path))
     try:
-        table = pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
+        table = pq.read_table(path, partitioning=None)
+    except (pa.ArrowException, OSError) as error:
         raise UserError(
             f"{path}: cannot be read as Parquet ({error}). Delete it and run the workflow again."
         ) from error
@@ -211,9 +211,10 @@ def read_manifest(artifact: Path) -> dict[str, Any]:
         ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: is not valid JSON ({error}). Delete it and run the workflow again.") from error
-    if manifest.get("schema") != SCHEMA_VERSION:
+    version = manifest.get("schema") if isinstance(manifest, dict) else None
+    if version != SCHEMA_VERSION:
         raise UserError(
-            f"{path}: written with schema version {manifest.get('schema')}, this version reads {SCHEMA_VERSION}. "
+            f"{path}: written with schema version {version}, this version reads {SCHEMA_VERSION}. "
             "Move the old results away and run the workflow again."
         )
     return manifest
@@ -236,7 +237,8 @@ def digest_of_part(artifact: Path, part: str) -> str:
 def mismatches(artifact: Path, manifest: Mapping[str, Any]) -> list[str]:
     """Say what differs between an artifact and its manifest, file by file; empty when all is well."""
     artifact = Path(artifact)
-    root = artifact if artifact.is_dir() else artifact.parent
+    is_file = set(manifest["files"]) == {artifact.name} and not artifact.is_dir()
+    root = artifact.parent if is_file else artifact
     problems = []
     for name, facts in manifest["files"].items():
         path = root / name
@@ -299,11 +301,11 @@ class Work:
 
     def count(self, name: str, **numbers: Any) -> None:
         """Record numbers for the manifest of artifact `name`: rows, tokens, dropped={reason: n}, ..."""
-        self.counts.setdefault(name, {}).update(numbers)
+        self.counts.setdefault(name, {}).update(_plain(numbers))
 
     def resolved(self, **facts: Any) -> None:
         """Record what `auto` became, for the provenance."""
-        self.facts.update(facts)
+        self.facts.update(_plain(facts))
 
     def progress(self, total: int, label: str) -> Callable[..., None]:
         """Return `advance(n=1, note="")`: a bar on a terminal, sparse lines in a log."""
@@ -334,13 +336,35 @@ def open_work(
     identity = {"stage": stage, "tracked": dict(tracked), "inputs": {n: _digests(v) for n, v in inputs.items()}}
     with _locked(partial):
         _keep_or_empty(partial, hashlib.sha256(_canonical(identity)).hexdigest())
-        finished = (partial / "complete.json").exists()
+        finished = _is_finished(partial, outputs)
         work = Work(stage, inputs, outputs, partial, runtime or {}, identity, finished)
         yield work
         if not finished:
             _seal(work)
         _publish(partial, outputs, started)
-        shutil.rmtree(partial)
+        _remove(partial)
+
+
+def _is_finished(partial: Path, outputs: Mapping[str, Path]) -> bool:
+    """Whether everything was made, and still is there: what a killed run published may have been deleted since."""
+    if not (partial / "complete.json").exists():
+        return False
+    sealed = json.loads((partial / "complete.json").read_text(encoding="utf-8"))
+    for name, target in outputs.items():
+        made = partial / "artifacts" / name / target.name
+        if name not in sealed or mismatches(made if made.exists() else target, sealed[name]["manifest"]):
+            (partial / "complete.json").unlink()
+            shutil.rmtree(partial / "artifacts", ignore_errors=True)
+            return False
+    return True
+
+
+def _remove(partial: Path) -> None:
+    """Delete the folder, its lock last. A process that waits for the lock may have made the folder anew."""
+    _empty(partial)
+    (partial / ".lock").unlink()
+    with suppress(OSError):
+        partial.rmdir()
 
 
 def _digests(value: Any) -> Any:
@@ -352,11 +376,16 @@ def _keep_or_empty(partial: Path, key: str) -> None:
     key_file = partial / "key"
     if key_file.exists() and key_file.read_text() == key:
         return
+    _empty(partial)
+    key_file.write_text(key)
+
+
+def _empty(partial: Path) -> None:
+    (partial / "key").unlink(missing_ok=True)  # first: a folder that is half empty belongs to no work
     for path in partial.iterdir():
         if path.name == ".lock":
             continue
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    key_file.write_text(key)
 
 
 @contextmanager
@@ -366,14 +395,17 @@ def _locked(partial: Path) -> Iterator[None]:
     while True:
         partial.mkdir(parents=True, exist_ok=True)
         lock = partial / ".lock"
-        with open(lock, "a+") as stream:
-            if _try_lock(stream) and lock.exists() and os.path.samestat(os.fstat(stream.fileno()), lock.stat()):
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:  # its owner has just deleted the folder
+            continue
+        with os.fdopen(descriptor, "r+") as stream:
+            if _try_lock(stream) and _is_still(lock, stream):
                 stream.truncate(0)
                 stream.write(f"{socket.gethostname()} {os.getpid()}")
                 stream.flush()
                 yield
                 return
-            stream.seek(0)
             owner = stream.read() or "unknown"
         if time.monotonic() > deadline:
             raise UserError(
@@ -389,6 +421,14 @@ def _try_lock(stream: Any) -> bool:
     except OSError:
         return False
     return True
+
+
+def _is_still(lock: Path, stream: Any) -> bool:
+    """Whether the open file is the one that the path names, and not one that was deleted meanwhile."""
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), lock.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _seal(work: Work) -> None:
@@ -444,6 +484,8 @@ def _replace(made: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_dir() and not target.is_symlink():
         shutil.rmtree(target)
+    elif made.is_dir():
+        target.unlink(missing_ok=True)
     os.replace(made, target)
 
 
@@ -453,6 +495,17 @@ def _files(path: Path) -> dict[str, dict[str, Any]]:
         return {path.name: {"sha256": file_digest(path), "bytes": path.stat().st_size}}
     files = sorted(file for file in path.rglob("*") if file.is_file())
     return {f.relative_to(path).as_posix(): {"sha256": file_digest(f), "bytes": f.stat().st_size} for f in files}
+
+
+def _plain(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers as JSON has them; scalars of numpy and torch become Python's. Raises TypeError for anything else."""
+
+    def scalar(value: Any) -> Any:
+        if hasattr(value, "item"):
+            return value.item()
+        raise TypeError(f"{value!r} ({type(value).__name__}) cannot stand in a manifest; give numbers and texts")
+
+    return json.loads(json.dumps(numbers, default=scalar))
 
 
 def _canonical(content: Any) -> bytes:

@@ -18,7 +18,8 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, torch.Tensor], s
     """Write the checkpoint of `step` finished steps; floats in `state` survive exactly (JSON by repr)."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary, final = folder / f".step_{step:08d}.tmp", folder / f"step_{step:08d}"
-    shutil.rmtree(temporary, ignore_errors=True)
+    for leftover in folder.glob(".step_*.tmp"):
+        shutil.rmtree(leftover)
     temporary.mkdir()
     save_file(
         {name: tensor.detach().contiguous() for name, tensor in tensors.items()}, temporary / "tensors.safetensors"

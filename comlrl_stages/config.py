@@ -466,6 +466,8 @@ class Experiment(Strict):
         for name, reward_model in self.reward_models.items():
             _known(f"reward_models.{name}.preferences", reward_model.preferences, self.preferences)
         for name, method in self.methods.items():
+            if isinstance(method, Base) != (name == "base"):
+                raise ValueError(f"methods.{name}: the untrained team, and nothing else, is called base")
             if isinstance(method, Madpo):
                 _known(f"methods.{name}.preferences", method.preferences, self.preferences)
             if isinstance(method, Marlhf):

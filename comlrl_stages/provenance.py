@@ -42,6 +42,8 @@ LIBRARIES = {
     "sample_evaluation": _TORCH,
     "report": ("matplotlib",),
 }
+#: Files of the package beside its code that decide what a stage writes.
+DATA_FILES = {"report": ("reporting/template.html",)}
 #: The parts of a task that a stage runs: a new reward does not sample again.
 TASK_PARTS = {
     "split": ("items", "eval_items"),
@@ -84,6 +86,7 @@ def strings(project: Project, stage: str, wildcards: Any) -> dict[str, str]:
     values["code"] = code_fingerprint(_roots(stage, settings))
     if stage in TASK_PARTS and getattr(settings, "task", None) is not None:
         values["task_code"] = task_fingerprint(settings.task, TASK_PARTS[stage])
+    values |= {f"data.{name}": file_digest(Path(__file__).parent / name)[:16] for name in DATA_FILES.get(stage, ())}
     values |= {f"data.{key}": _data_digest(source) for key, source in _local_sources(stage, settings).items()}
     values |= {f"versions.{library}": _version(library) for library in LIBRARIES.get(stage, ())}
     values["schema.version"] = str(SCHEMA_VERSION)
@@ -282,9 +285,7 @@ def _without_members(node: ast.ClassDef, unwanted: set[str]) -> ast.ClassDef:
     return ast.ClassDef(node.name, node.bases, node.keywords, body or [ast.Pass()], node.decorator_list)
 
 
-def _drop_members(
-    body: list[ast.stmt], unwanted: set[str], reads: Callable[[ast.stmt], set[str]]
-) -> list[ast.stmt]:
+def _drop_members(body: list[ast.stmt], unwanted: set[str], reads: Callable[[ast.stmt], set[str]]) -> list[ast.stmt]:
     """Statements without the `unwanted` members, save those that a kept statement `reads`."""
     kept = [node for node in body if not (_defines(node) and _defines(node) <= unwanted)]
     while True:

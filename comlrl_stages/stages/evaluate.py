@@ -49,7 +49,7 @@ def run(settings: EvaluateSettings, work: Work) -> None:
     table = table_of(rows, EVALUATION)
     write_table(work.output("evaluation"), table, EVALUATION)
     failed = {status: count for status in ("nan", "exception", "timeout", "invalid") if (count := _count(rows, status))}
-    work.count("evaluation", rows=table.num_rows, tokens=sum(sum(row["tokens"]) for row in rows), dropped=failed)
+    work.count("evaluation", rows=table.num_rows, dropped=failed)
     task = load_task(TaskSource(**settings.task.model_dump()))
     metrics: dict[str, Any] = {}
     for (split, decoding), prefix in PREFIXES.items():

@@ -117,7 +117,7 @@ def sample(
     _check(loaded.facts, requests, parameters)
     costs = [len(request.prompt_ids) + parameters.max_new_tokens for request in requests]
     sampled: dict[int, Sampled] = {}
-    with torch.no_grad(), _weights_cast_once(loaded.model), _grouped_attention(), compute.autocast():
+    with torch.no_grad(), _grouped_attention(), compute.autocast():
         for batch in plan_batches(costs, token_budget):
             decoded = _Decoding(loaded, [requests[index] for index in batch], parameters).run()
             sampled.update(zip(batch, decoded, strict=True))
@@ -361,19 +361,6 @@ def _block_cache(config: Any) -> DynamicCache:
     cache = DynamicCache(config=config)
     cache.layers = [_BlockLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
-
-
-@contextmanager
-def _weights_cast_once(model: Any) -> Iterator[None]:
-    """Let autocast keep its casts of frozen weights too: it caches only those of parameters that require gradients."""
-    frozen = [weight for weight in model.parameters() if not weight.requires_grad and weight.is_floating_point()]
-    for weight in frozen:
-        weight.requires_grad_(True)
-    try:
-        yield
-    finally:
-        for weight in frozen:
-            weight.requires_grad_(False)
 
 
 @contextmanager

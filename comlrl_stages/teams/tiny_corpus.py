@@ -2,8 +2,8 @@
 
 A prompt asks about one subject ("Tell me about a dragon."); its answer has one, two or three sentences with equal
 probability. So after each full stop the model decides whether to end, and a team can learn how long its answers are
-without learning new words. The three sentences differ in length on purpose: an opening (about 36 characters), a detail
-(about 43) and a closing (about 22). An answer of two sentences is about 2.2 times, and one of three about 2.85 times as
+without learning new words. The three sentences differ in length on purpose: an opening (about 37 characters), a detail
+(about 43) and a closing (about 22). An answer of two sentences is about 2.2 times, and one of three about 2.8 times as
 long as an answer of one.
 
 The corpus knows neither the roles nor the items of any task: it must not teach what training is measured on.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-OPENING_LENGTH, DETAIL_LENGTH, CLOSING_LENGTH = (33, 39), (40, 46), (19, 24)
+OPENING_LENGTH, DETAIL_LENGTH, CLOSING_LENGTH = (34, 40), (40, 46), (19, 24)
 MAX_SENTENCES = 3
 
 
@@ -400,7 +400,7 @@ def _sentence(rng: np.random.Generator, templates: tuple[str, ...], subject: str
 
 
 def _fill(rng: np.random.Generator, template: str, subject: str) -> str:
-    """Put words into the slots of a template, no word twice, and correct the article before a vowel."""
+    """Put words into the slots of a template, no word twice."""
     used: set[str] = set()
 
     def word(slot: re.Match[str]) -> str:
@@ -412,7 +412,14 @@ def _fill(rng: np.random.Generator, template: str, subject: str) -> str:
         used.add(chosen)
         return chosen
 
-    return re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", re.sub(r"\{(\w+)\}", word, template))
+    return _spelled(re.sub(r"\{(\w+)\}", word, template))
+
+
+def _spelled(text: str) -> str:
+    """Correct what filled slots get wrong: a owl -> an owl, citys -> cities, foxs -> foxes."""
+    text = re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", text)
+    text = re.sub(r"(?<=[^aeiou])ys\b", "ies", text)
+    return re.sub(r"xs\b", "xes", text)
 
 
 def _invented_word(rng: np.random.Generator) -> str:

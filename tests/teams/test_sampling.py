@@ -269,18 +269,6 @@ def test_advice_in_the_generation_config_changes_nothing(tiny_llama, cpu_float32
     assert plain == advised
 
 
-def test_frozen_weights_stay_frozen_and_sample_the_same(tiny_llama):
-    compute = Compute("cpu", "bfloat16")
-    parameters = SamplingParameters(max_new_tokens=8)
-    expected = sample(tiny_llama, requests(), parameters, compute, LARGE)
-    tiny_llama.model.requires_grad_(False)
-    try:
-        assert sample(tiny_llama, requests(), parameters, compute, LARGE) == expected
-        assert not any(weight.requires_grad for weight in tiny_llama.model.parameters())
-    finally:
-        tiny_llama.model.requires_grad_(True)
-
-
 def test_no_requests_give_no_samples(tiny_llama, cpu_float32):
     assert sample(tiny_llama, [], SamplingParameters(), cpu_float32, LARGE) == []
 
