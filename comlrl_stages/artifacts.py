@@ -474,10 +474,16 @@ def _publish(partial: Path, outputs: Mapping[str, Path], started: float) -> None
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
     for name, target in outputs.items():
-        write_json(beside(target, "timing"), timing)
-        write_json(beside(target, "provenance"), sealed[name]["provenance"])
+        _publish_json(partial, beside(target, "timing"), timing)
+        _publish_json(partial, beside(target, "provenance"), sealed[name]["provenance"])
     for name, target in outputs.items():
-        write_json(beside(target, "manifest"), sealed[name]["manifest"])
+        _publish_json(partial, beside(target, "manifest"), sealed[name]["manifest"])
+
+
+def _publish_json(partial: Path, target: Path, content: Any) -> None:
+    """Write inside the partial folder, where a kill leaves no litter, and move it into place."""
+    write_json(partial / target.name, content)
+    os.replace(partial / target.name, target)
 
 
 def _replace(made: Path, target: Path) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -55,10 +56,19 @@ def task_facts(task: Task) -> dict[str, Any]:
     command = [sys.executable, "-m", "comlrl_stages.cli", "config", "describe-task", task.model_dump_json()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise UserError(done.stderr.strip().removeprefix("error: "))
+        raise UserError(_message(task, done))
     facts = json.loads(done.stdout.splitlines()[-1])
     write_json(memory, facts)
     return facts
+
+
+def _message(task: Task, done: subprocess.CompletedProcess[str]) -> str:
+    """The mistake that the other process told, after whatever the user's file printed."""
+    *_, told = re.split(r"^error: ", done.stderr, flags=re.MULTILINE)
+    if told != done.stderr:
+        return told.strip()
+    code = f"{task.file}: ended the process that imported it (exit code {done.returncode})"
+    return f"{code}\n{done.stderr}".strip()
 
 
 def describe(task: Task) -> dict[str, Any]:

@@ -232,10 +232,10 @@ def show_settings(stage: Annotated[str, typer.Argument(help="a stage, for exampl
 
 def _run(stage: str, strings: list[str] | None, inputs: Mapping[str, Any], outputs: Mapping[str, Path]) -> None:
     """Parse the settings, open the work, run the stage."""
+    _stop_with_parent()  # before anything that takes time
     from comlrl_stages.artifacts import open_work
     from comlrl_stages.settings import parse_settings
 
-    _stop_with_parent()
     settings, runtime, tracked = parse_settings(stage, [string for string in strings or [] if string])
     with open_work(stage, tracked, inputs, outputs, runtime) as work:
         if not work.finished:

@@ -429,9 +429,13 @@ class Experiment(Strict):
         description="the agents; a bare name is one model for all, a list one model per agent"
     )
     sampling: Sampling = Field(Sampling(), description="how completions are drawn, everywhere")
-    collections: dict[Name, Collection] = Field({"default": Collection()}, description="by name")
-    preferences: dict[Name, Preferences] = Field({"default": Preferences()}, description="by name")
-    reward_models: dict[Name, RewardModel] = Field({"default": RewardModel()}, description="by name")
+    collections: dict[Name, Collection] = Field(
+        {"default": Collection()}, description="joint responses of the base team, by name"
+    )
+    preferences: dict[Name, Preferences] = Field({"default": Preferences()}, description="preference pairs, by name")
+    reward_models: dict[Name, RewardModel] = Field(
+        {"default": RewardModel()}, description="joint reward models, by name"
+    )
     methods: Annotated[
         dict[Name, Method],
         BeforeValidator(_methods_shorthand, json_schema_input_type=list[str] | dict[str, Base | Madpo | Marlhf | None]),

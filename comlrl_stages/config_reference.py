@@ -33,23 +33,26 @@ def markdown() -> str:
     lines: list[str] = []
     for file, model in FILES:
         lines += [f"## `{file}`", "", _sentence(model), ""]
-        lines += _section("", model)
+        lines += _section("", model, {})
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _section(prefix: str, model: type[BaseModel]) -> Iterator[str]:
-    """The table of one section, then its subsections."""
+def _section(prefix: str, model: type[BaseModel], seen: dict[type[BaseModel], str]) -> Iterator[str]:
+    """The table of one section, then its subsections; `seen` are the sections that were shown, by name."""
     yield "| key | type | default | meaning |"
     yield "|---|---|---|---|"
     inner: list[tuple[str, type[BaseModel]]] = []
     for name, field in model.model_fields.items():
         meaning = (field.description or "").replace("|", "\\|")
-        yield f"| `{prefix}{name}` | {_type(field.annotation)} | {_default(field)} | {meaning} |"
+        yield f"| `{prefix}{name}` | {_type(field.annotation)}{_limits(field)} | {_default(field, seen)} | {meaning} |"
         inner += [(f"{prefix}{name}{suffix}", section) for suffix, section in _subsections(field.annotation)]
     yield ""
     for path, section in inner:
+        if section in seen:
+            continue
+        seen[section] = path
         yield from (f"### `{path}`", "", _sentence(section), "")
-        yield from _section(f"{path.split(' ')[0]}.", section)
+        yield from _section(f"{path.split(' ')[0]}.", section, seen)
 
 
 def _subsections(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
@@ -95,7 +98,8 @@ def _type(annotation: Any) -> str:
     if _options(annotation):
         return " or ".join(_type(option) for option in _options(annotation))
     if get_origin(annotation) is list:
-        return f"list of {_type(get_args(annotation)[0])}"
+        kind = _type(get_args(annotation)[0])
+        return f"list of ({kind})" if " or " in kind else f"list of {kind}"
     if get_origin(annotation) is tuple:
         return f"{len(get_args(annotation))} × {_type(get_args(annotation)[0])}"
     if get_origin(annotation) is dict:
@@ -104,7 +108,16 @@ def _type(annotation: Any) -> str:
     return names.get(annotation, "any")
 
 
-def _default(field: FieldInfo) -> str:
+def _limits(field: FieldInfo) -> str:
+    """The limits of a number, such as ", ≥ 1"."""
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    rules = [(sign, getattr(rule, name, None)) for rule in field.metadata for name, sign in signs.items()]
+    return "".join(f", {sign} {limit:.10g}" for sign, limit in rules if limit is not None)
+
+
+def _default(field: FieldInfo, seen: dict[type[BaseModel], str]) -> str:
+    if _is_section(field.annotation) and field.annotation in seen:
+        return f"as `{seen[field.annotation]}`"
     if field.default is PydanticUndefined:
         return "needed"
     if isinstance(field.default, BaseModel):

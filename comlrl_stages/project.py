@@ -161,6 +161,8 @@ def _explain(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
     if problem["type"] == "missing":
         return f"{path}: is missing and has no default"
     message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "value_error":  # its text says what was found
+        return f"{path}: {message}"
     return f"{path}: {message} (found {problem['input']!r:.200})"
 
 

@@ -128,7 +128,7 @@ def test_a_mistake_in_sampling_is_not_told_again_for_each_collection():
     ],
 )
 def test_a_wrong_value_is_told_with_what_is_allowed(values, told):
-    assert f"mine.yaml: {told}" in experiment_refusal(**values) or told in experiment_refusal(**values)
+    assert told in experiment_refusal(**values)
 
 
 @pytest.mark.parametrize("name", ["a/b", "../up", "a b", "", ".hidden", "{wild}", "a\n"])
@@ -159,7 +159,10 @@ def test_learning_rates_may_be_written_as_yaml_reads_them_as_text():
     ("values", "told"),
     [
         ({"team": {"models": ["a", "b"], "agents": 3}}, "team: models has 2 entries for 3 agents"),
-        ({"team": {"model": "a", "models": ["a", "b"]}}, "exactly one of model, models is needed, given: model, models"),
+        (
+            {"team": {"model": "a", "models": ["a", "b"]}},
+            "exactly one of model, models is needed, given: model, models",
+        ),
         ({"team": {}}, "exactly one of model, models is needed, given: none"),
         ({"team": {"model": "a", "system_prompt": ["x"]}}, "system_prompt has 1 entries for 2 agents"),
         ({"team": {"model": "a", "prompt_format": ["chat"] * 3}}, "prompt_format has 3 entries for 2 agents"),
@@ -171,7 +174,10 @@ def test_learning_rates_may_be_written_as_yaml_reads_them_as_text():
         ({"sampling": {"temperature": 0, "top_k": 5}}, "temperature 0 is greedy, so top_p and top_k must be null"),
         ({"methods": {"madpo": {"loss": "simpo"}}}, "the loss simpo has no reference: set reference to none"),
         ({"methods": {"madpo": {"gamma": 0.5}}}, "gamma belongs to the loss simpo, the loss is sigmoid"),
-        ({"methods": {"madpo": {"loss": "ipo", "label_smoothing": 0.1}}}, "label_smoothing belongs to the loss sigmoid"),
+        (
+            {"methods": {"madpo": {"loss": "ipo", "label_smoothing": 0.1}}},
+            "label_smoothing belongs to the loss sigmoid",
+        ),
         ({"methods": {"mine": {}}}, "method 'mine' needs an algorithm, one of base, madpo, marlhf"),
         ({"methods": ["base", "mine"]}, "method 'mine' needs an algorithm"),
         ({"methods": ["base", "base"]}, "method 'base' stands twice"),
@@ -241,7 +247,12 @@ def test_a_method_named_otherwise_says_its_algorithm():
 
 
 def test_a_method_named_like_an_algorithm_may_use_another():
-    assert experiment(methods={"madpo": {"algorithm": "base"}}).methods["madpo"] == Base()
+    assert experiment(methods={"madpo": {"algorithm": "marlhf"}}).methods["madpo"] == Marlhf()
+
+
+@pytest.mark.parametrize("methods", [{"madpo": {"algorithm": "base"}}, {"base": {"algorithm": "madpo"}}])
+def test_the_untrained_team_alone_is_called_base(methods):
+    assert "the untrained team, and nothing else, is called base" in experiment_refusal(methods=methods)
 
 
 def test_collections_inherit_sampling_key_by_key():
@@ -271,7 +282,9 @@ def test_a_section_left_empty_takes_its_defaults(key):
 
 def test_a_key_left_empty_takes_its_default_unless_null_means_something():
     found = experiment(
-        sampling={"temperature": None}, methods={"madpo": {"beta": None, "max_gradient_norm": None}}, items={"limit": None}
+        sampling={"temperature": None},
+        methods={"madpo": {"beta": None, "max_gradient_norm": None}},
+        items={"limit": None},
     )
     assert found.sampling.temperature == 1.0 and found.methods["madpo"].beta == 0.1
     assert found.methods["madpo"].max_gradient_norm is None

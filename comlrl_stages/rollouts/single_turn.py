@@ -11,7 +11,8 @@ from typing import Any
 from comlrl_stages.errors import UserError
 from comlrl_stages.seeding import stream
 from comlrl_stages.tasks.protocol import Task
-from comlrl_stages.teams.sampling import Request, Sampled, SamplingParameters, plan_batches, sample
+from comlrl_stages.teams.batching import plan_batches
+from comlrl_stages.teams.sampling import Request, Sampled, SamplingParameters, sample
 from comlrl_stages.teams.team import Team
 
 

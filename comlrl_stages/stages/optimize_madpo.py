@@ -25,8 +25,8 @@ from comlrl_stages.preferences.joint_responses import SIDES, JointResponses
 from comlrl_stages.seeding import stream
 from comlrl_stages.settings import MadpoSettings
 from comlrl_stages.stages.optimize import JOINT, StepNumbers
+from comlrl_stages.teams.batching import plan_batches
 from comlrl_stages.teams.log_probs import completion_log_probs
-from comlrl_stages.teams.sampling import plan_batches
 from comlrl_stages.teams.team import Team
 
 

@@ -32,9 +32,10 @@ from comlrl_stages.settings import MarlhfSettings
 from comlrl_stages.stages.optimize import JOINT, StepNumbers
 from comlrl_stages.tasks.protocol import TaskSource, load_task
 from comlrl_stages.tasks.scoring import RewardRunner
+from comlrl_stages.teams.batching import plan_batches
 from comlrl_stages.teams.log_probs import completion_log_probs
 from comlrl_stages.teams.reward_model import LoadedRewardModel, load_reward_model, score_joint
-from comlrl_stages.teams.sampling import Sampled, plan_batches
+from comlrl_stages.teams.sampling import Sampled
 from comlrl_stages.teams.scoring import score_completions
 from comlrl_stages.teams.team import Team, load_team
 

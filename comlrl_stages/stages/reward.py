@@ -34,6 +34,7 @@ from comlrl_stages.learning import bradley_terry, calibration, optimization
 from comlrl_stages.preferences.joint_responses import JointResponses
 from comlrl_stages.seeding import stream, torch_seed
 from comlrl_stages.settings import RewardSettings
+from comlrl_stages.teams.batching import plan_batches
 from comlrl_stages.teams.compute import Compute, resolve_compute
 from comlrl_stages.teams.reward_model import (
     JointInput,
@@ -42,7 +43,6 @@ from comlrl_stages.teams.reward_model import (
     save_reward_model,
     score_joint,
 )
-from comlrl_stages.teams.sampling import plan_batches
 
 PHASE, ROUND, JOINT = "reward", 1, -1
 

@@ -13,8 +13,12 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils.logging import disable_progress_bar
 
 from comlrl_stages.errors import UserError
+
+# Loading takes a second; its bars would only fill the logs of stages.
+disable_progress_bar()
 
 FACTS_FILE = "facts.json"
 CONTEXT_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length")
@@ -103,7 +107,7 @@ def load_model(
     folder: Path | str,
     *,
     dtype: str = "float32",
-    attention: str = "sdpa",
+    attention: str | None = "sdpa",
     device: str = "cpu",
     trust_remote_code: bool = False,
 ) -> LoadedModel:
@@ -111,23 +115,40 @@ def load_model(
 
     Args:
         dtype: dtype of the weights in memory, "float32" or "bfloat16".
-        attention: attention implementation as transformers names it.
+        attention: attention implementation as transformers names it; None leaves the choice to transformers.
 
     Raises:
         UserError: the folder or one of its files is missing.
     """
     folder = Path(folder)
     facts = Facts.read(_checked_folder(folder))
-    model = AutoModelForCausalLM.from_pretrained(
+    model, info = AutoModelForCausalLM.from_pretrained(
         folder,
+        output_loading_info=True,
         dtype=getattr(torch, dtype),
         attn_implementation=attention,
         use_safetensors=True,
         local_files_only=True,
         trust_remote_code=trust_remote_code,
     )
+    if info["missing_keys"]:
+        raise UserError(
+            f"{folder}: {len(info['missing_keys'])} weights are missing ({', '.join(sorted(info['missing_keys'])[:3])}); "
+            "transformers would make them up. Prepare the model again from a complete one."
+        )
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
-    return LoadedModel(model.to(device).eval(), tokenizer, facts)
+    return LoadedModel(in_own_memory(model).to(device).eval(), tokenizer, facts)
+
+
+def in_own_memory(model: torch.nn.Module) -> torch.nn.Module:
+    """Copy each parameter out of the mapped file.
+
+    There it lies at any alignment, and CPU matrix products round differently by alignment: equal weights in two files
+    would give other last bits.
+    """
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    return model
 
 
 def save_model(loaded: LoadedModel, folder: Path | str) -> None:
@@ -137,7 +158,7 @@ def save_model(loaded: LoadedModel, folder: Path | str) -> None:
     facts = loaded.facts
     # What a model's authors recommend for sampling must not reach ours; only its end and pad ids are kept.
     loaded.model.generation_config = GenerationConfig(
-        eos_token_id=list(facts.eos_ids) or None, pad_token_id=facts.pad_id, bos_token_id=facts.bos_id
+        eos_token_id=list(facts.eos_ids) or None, pad_token_id=facts.pad_id
     )
     loaded.model.save_pretrained(folder, max_shard_size="1TB")
     loaded.tokenizer.save_pretrained(folder)

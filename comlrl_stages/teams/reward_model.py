@@ -20,10 +20,10 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
 from comlrl_stages.errors import UserError
+from comlrl_stages.teams.batching import plan_batches
 from comlrl_stages.teams.compute import Compute
-from comlrl_stages.teams.loading import Facts
+from comlrl_stages.teams.loading import Facts, in_own_memory
 from comlrl_stages.teams.log_probs import positions
-from comlrl_stages.teams.sampling import plan_batches
 
 HEAD_FILE, SETTINGS_FILE = "head.safetensors", "reward_model.json"
 HEAD_STD = 0.02
@@ -146,7 +146,7 @@ def new_reward_model(
     head = _blank_head(backbone)
     nn.init.normal_(head.weight, std=HEAD_STD, generator=generator)
     tokenizer = _load_tokenizer(folder, trust_remote_code)
-    model = _in_own_memory(JointRewardModel(backbone, head, facts.pad_id)).to(device).eval()
+    model = in_own_memory(JointRewardModel(backbone, head, facts.pad_id)).to(device).eval()
     return LoadedRewardModel(model, tokenizer, facts, min(max_length, facts.context_length))
 
 
@@ -171,7 +171,7 @@ def load_reward_model(folder: Path, device: str = "cpu", *, trust_remote_code: b
     backbone = _load_backbone(folder, trust_remote_code)
     head = _blank_head(backbone)
     head.weight = nn.Parameter(_read_head(folder / HEAD_FILE, head.weight.shape))
-    model = _in_own_memory(JointRewardModel(backbone, head, facts.pad_id)).to(device).eval()
+    model = in_own_memory(JointRewardModel(backbone, head, facts.pad_id)).to(device).eval()
     return LoadedRewardModel(model, _load_tokenizer(folder, trust_remote_code), facts, max_length)
 
 
@@ -233,17 +233,6 @@ def _load_backbone(folder: Path, trust_remote_code: bool) -> nn.Module:
             f"({', '.join(wrong[:3])}); expected a complete model. Prepare it again."
         )
     return backbone
-
-
-def _in_own_memory(model: JointRewardModel) -> JointRewardModel:
-    """Copy weights that are views into a mapped safetensors file.
-
-    Their addresses are aligned as the file happens to be, and with the alignment a CPU's matrix products round
-    differently: without the copy a saved and reloaded model gives other last bits.
-    """
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clone()
-    return model
 
 
 def _load_tokenizer(folder: Path, trust_remote_code: bool) -> Any:

@@ -21,6 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from comlrl_stages.errors import UserError
+from comlrl_stages.teams.batching import plan_batches
 from comlrl_stages.teams.compute import Compute
 from comlrl_stages.teams.loading import Facts, LoadedModel
 from comlrl_stages.teams.log_probs import last_logits, positions
@@ -83,20 +84,6 @@ class Sampled:
     finish_reason: str
 
 
-def plan_batches(costs: Sequence[int], budget: int) -> list[list[int]]:
-    """Return batches of indices, shortest first, each with rows * largest cost <= budget.
-
-    A row that alone exceeds the budget is a batch of its own. Equal costs keep their order.
-    """
-    batches: list[list[int]] = []
-    for index in sorted(range(len(costs)), key=costs.__getitem__):
-        if batches and (len(batches[-1]) + 1) * costs[index] <= budget:
-            batches[-1].append(index)
-        else:
-            batches.append([index])
-    return batches
-
-
 def sample(
     loaded: LoadedModel,
     requests: Sequence[Request],
@@ -117,7 +104,7 @@ def sample(
     _check(loaded.facts, requests, parameters)
     costs = [len(request.prompt_ids) + parameters.max_new_tokens for request in requests]
     sampled: dict[int, Sampled] = {}
-    with torch.no_grad(), _grouped_attention(), compute.autocast():
+    with torch.no_grad(), _evaluation(loaded.model), _grouped_attention(), compute.autocast():
         for batch in plan_batches(costs, token_budget):
             decoded = _Decoding(loaded, [requests[index] for index in batch], parameters).run()
             sampled.update(zip(batch, decoded, strict=True))
@@ -231,10 +218,8 @@ class _Decoding:
         if self.parameters.stop:
             for place in (running & ~ended).nonzero().squeeze(1).tolist():
                 row = int(self.rows[place])
-                if (
-                    _stop_position(decode(self.tokenizer, self.tokens[row, : step + 1].tolist()), self.parameters.stop)
-                    >= 0
-                ):
+                text = decode(self.tokenizer, self.tokens[row, : step + 1].tolist())
+                if _stop_position(text, self.parameters.stop) >= 0:
                     self.lengths[row], self.reasons[row] = step + 1, "stop_string"
                     ended[place] = True
         return ended
@@ -361,6 +346,18 @@ def _block_cache(config: Any) -> DynamicCache:
     cache = DynamicCache(config=config)
     cache.layers = [_BlockLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
+
+
+@contextmanager
+def _evaluation(model: torch.nn.Module) -> Iterator[None]:
+    """Sample without dropout, and with the cache that gradient checkpointing turns off, also in midst of training."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 @contextmanager

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
+from comlrl_stages.teams.batching import plan_batches
 from comlrl_stages.teams.compute import Compute
 from comlrl_stages.teams.loading import LoadedModel
 from comlrl_stages.teams.log_probs import completion_log_probs
-from comlrl_stages.teams.sampling import plan_batches
 
 
 @torch.no_grad()

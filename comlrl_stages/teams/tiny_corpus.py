@@ -44,13 +44,49 @@ def _lines(text: str) -> tuple[str, ...]:
 
 WORDS: Mapping[str, tuple[str, ...]] = {
     "adjective": tuple(
-        ["bright", "quiet", "strange", "gentle", "golden", "silver", "tiny", "lovely", "secret", "friendly", "warm", "old", "new", "brave", "happy", "green", "blue", "red", "clever", "magic"]
+        [
+            "bright",
+            "quiet",
+            "strange",
+            "gentle",
+            "golden",
+            "silver",
+            "tiny",
+            "lovely",
+            "secret",
+            "friendly",
+            "warm",
+            "old",
+            "new",
+            "brave",
+            "happy",
+            "green",
+            "blue",
+            "red",
+            "clever",
+            "magic",
+        ]
     ),
     "look": tuple(["bright", "green", "blue", "red", "golden", "silver", "warm", "shiny", "dark", "round"]),
     "mood": tuple(["happy", "calm", "proud", "brave", "glad", "cheerful"]),
-    "people": tuple(["children", "families", "farmers", "sailors", "teachers", "dancers", "neighbors", "friends", "people", "singers"]),
+    "people": tuple(
+        [
+            "children",
+            "families",
+            "farmers",
+            "sailors",
+            "teachers",
+            "dancers",
+            "neighbors",
+            "friends",
+            "people",
+            "singers",
+        ]
+    ),
     "animals": tuple(["birds", "cats", "foxes", "whales", "owls", "rabbits", "horses", "bears"]),
-    "things": tuple(["towers", "lanterns", "flowers", "trees", "books", "stones", "rivers", "gardens", "bells", "boats"]),
+    "things": tuple(
+        ["towers", "lanterns", "flowers", "trees", "books", "stones", "rivers", "gardens", "bells", "boats"]
+    ),
     "where": _lines("""
         near the sea
         by the river
@@ -116,7 +152,22 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 
 KINDS: tuple[Kind, ...] = (
     Kind(
-        tuple(["city", "village", "island", "castle", "garden", "forest", "school", "market", "library", "playground", "house", "world"]),
+        tuple(
+            [
+                "city",
+                "village",
+                "island",
+                "castle",
+                "garden",
+                "forest",
+                "school",
+                "market",
+                "library",
+                "playground",
+                "house",
+                "world",
+            ]
+        ),
         _lines("""
             The {subject} is full of {adjective} {things}.
             A {adjective} {subject} waits {where}.
@@ -145,7 +196,9 @@ KINDS: tuple[Kind, ...] = (
         """),
     ),
     Kind(
-        tuple(["dragon", "dinosaur", "robot", "fox", "owl", "whale", "bear", "horse", "cat", "rabbit", "monster", "giant"]),
+        tuple(
+            ["dragon", "dinosaur", "robot", "fox", "owl", "whale", "bear", "horse", "cat", "rabbit", "monster", "giant"]
+        ),
         _lines("""
             The {adjective} {subject} sleeps {where}.
             A {adjective} {subject} lives {where}.
@@ -172,7 +225,21 @@ KINDS: tuple[Kind, ...] = (
         """),
     ),
     Kind(
-        tuple(["hero", "superhero", "pirate", "wizard", "queen", "king", "inventor", "detective", "sailor", "teacher", "child"]),
+        tuple(
+            [
+                "hero",
+                "superhero",
+                "pirate",
+                "wizard",
+                "queen",
+                "king",
+                "inventor",
+                "detective",
+                "sailor",
+                "teacher",
+                "child",
+            ]
+        ),
         _lines("""
             The {subject} wears a {look} {garment}.
             The {adjective} {subject} can {power}.
@@ -199,7 +266,21 @@ KINDS: tuple[Kind, ...] = (
         """),
     ),
     Kind(
-        tuple(["machine", "ship", "train", "clock", "lamp", "rocket", "engine", "teleporter", "invention", "phone", "telescope"]),
+        tuple(
+            [
+                "machine",
+                "ship",
+                "train",
+                "clock",
+                "lamp",
+                "rocket",
+                "engine",
+                "teleporter",
+                "invention",
+                "phone",
+                "telescope",
+            ]
+        ),
         _lines("""
             The {subject} is made of {material} and {material}.
             The {subject} runs on {fuel} and {fuel}.
@@ -280,7 +361,9 @@ KINDS: tuple[Kind, ...] = (
         """),
     ),
     Kind(
-        tuple(["holiday", "festival", "party", "race", "game", "parade", "sport", "concert", "dance", "birthday", "feast"]),
+        tuple(
+            ["holiday", "festival", "party", "race", "game", "parade", "sport", "concert", "dance", "birthday", "feast"]
+        ),
         _lines("""
             The {adjective} {subject} begins {when}.
             On this {subject} {people} {act}.

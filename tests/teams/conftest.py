@@ -8,6 +8,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from comlrl_stages.teams.compute import Compute
 from comlrl_stages.teams.loading import LoadedModel, facts_of, load_model, save_model
 
+# Models this small gain nothing from more threads, and waiting for them costs much on a busy machine.
+torch.set_num_threads(1)
+
 SENTENCES = [
     "hello world, the little fox runs over the hill and says hello to the owl.",
     "The owl and the fox tell a story about the river, the hill and the moon.",

@@ -5,15 +5,16 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import AutoModelForCausalLM, BloomConfig, GenerationConfig, MistralConfig
 
 from comlrl_stages.errors import UserError
 from comlrl_stages.seeding import stream
+from comlrl_stages.teams.batching import plan_batches
 from comlrl_stages.teams.compute import Compute
 from comlrl_stages.teams.loading import LoadedModel
 from comlrl_stages.teams.log_probs import completion_log_probs
 from comlrl_stages.teams.prompts import decode
-from comlrl_stages.teams.sampling import Request, SamplingParameters, draw_tokens, plan_batches, sample
+from comlrl_stages.teams.sampling import Request, SamplingParameters, draw_tokens, sample
 
 PROMPTS = [[0, 4, 40, 41, 42], [0, 4], [0, 50, 51, 52, 53, 54, 55, 56, 57], [0, 4, 40, 41, 42], [33]]
 LARGE = 10**6
@@ -267,6 +268,49 @@ def test_advice_in_the_generation_config_changes_nothing(tiny_llama, cpu_float32
     advised = sample(tiny_llama, requests(), parameters, cpu_float32, LARGE)
     tiny_llama.model.generation_config = kept
     assert plain == advised
+
+
+@pytest.fixture(scope="module", params=["sliding windows", "no position ids"])
+def unusual_model(request, tiny_llama):
+    """Mistral with a window of 8 tokens; BLOOM, whose positions come from the attention mask (ALiBi)."""
+    shape = {"vocab_size": tiny_llama.model.config.vocab_size, "hidden_size": 32, "initializer_range": 0.3}
+    if request.param == "sliding windows":
+        config = MistralConfig(
+            **shape,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            sliding_window=8,
+        )
+    else:
+        config = BloomConfig(**shape, n_layer=2, n_head=4)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).eval()
+    return LoadedModel(model, tiny_llama.tokenizer, tiny_llama.facts)
+
+
+def test_unusual_models_sample_alone_as_in_a_batch_and_rescore(unusual_model, cpu_float32):
+    parameters = SamplingParameters(max_new_tokens=24)
+    together = sample(unusual_model, requests(), parameters, cpu_float32, LARGE)
+    alone = [sample(unusual_model, [request], parameters, cpu_float32, LARGE)[0] for request in requests()]
+    assert ids(together) == ids(alone)
+    with torch.no_grad():
+        scores = completion_log_probs(unusual_model.model, unusual_model.facts, PROMPTS, ids(together))
+    for one, row, mask in zip(together, scores.log_probs, scores.mask, strict=True):
+        np.testing.assert_allclose(one.log_probs, row[mask].numpy(), atol=2e-5)
+
+
+def test_a_model_in_training_samples_without_dropout_and_stays_in_training(tiny_gpt2, cpu_float32):
+    parameters = SamplingParameters(max_new_tokens=16)
+    expected = sample(tiny_gpt2, requests(), parameters, cpu_float32, LARGE)
+    tiny_gpt2.model.train()
+    try:
+        assert sample(tiny_gpt2, requests(), parameters, cpu_float32, LARGE) == expected
+        assert all(module.training for module in tiny_gpt2.model.modules())
+    finally:
+        tiny_gpt2.model.eval()
 
 
 def test_no_requests_give_no_samples(tiny_llama, cpu_float32):

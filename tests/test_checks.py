@@ -1,0 +1,113 @@
+"""Checks of a task against its team, before any work."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from comlrl_stages import provenance
+from comlrl_stages.checks import check_project, task_facts
+from comlrl_stages.config import Task
+from comlrl_stages.errors import UserError
+from comlrl_stages.project import load_project
+
+ROOT = Path(__file__).parents[1]
+TASK = """
+import sys
+print("imported", file=open("imports.txt", "a"))
+
+
+class Task:
+    items = [{"prompt": "a"}]
+
+    def reward(self, one, two, three, *, batch_items, strictness=1, style="x"):
+        return [1.0 for _ in one]
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Each test stands in a folder of its own, with a task for three agents."""
+    monkeypatch.chdir(tmp_path)
+    provenance._task_fingerprint.cache_clear()
+    Path("mine.py").write_text(TASK)
+    return tmp_path
+
+
+def project(**values):
+    experiment = {"task": {"file": "mine.py"}, "team": {"model": "tiny", "agents": 3}, "methods": ["base"], **values}
+    Path("experiments").mkdir(exist_ok=True)
+    Path("experiments/mine.yaml").write_text(json.dumps(experiment))
+    return load_project({"experiments": "mine"}, [Path("."), ROOT / "config"])
+
+
+def refusal(**values):
+    with pytest.raises(UserError) as refused:
+        list(check_project(project(**values)))
+    return str(refused.value)
+
+
+def imports():
+    return len(Path("imports.txt").read_text().splitlines())
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "config/experiments").glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_experiments_fit_their_tasks(path):
+    (line,) = check_project(load_project({"experiments": path.stem}, [ROOT / "config"]))
+    assert line.startswith(f"{path.stem}: ") and line.endswith(": fine")
+
+
+def test_a_task_that_fits_is_told_with_its_size():
+    assert list(check_project(project(seeds=[0, 1]))) == ["mine: 3 agents, 1 methods, 2 seeds: fine"]
+
+
+def test_a_team_of_another_size_is_refused():
+    text = refusal(team="tiny")
+    assert text.startswith(
+        "experiment mine: the team has 2 agents, but the reward and formatters of the task are for 3"
+    )
+    assert "Change team.agents (or team.models) or the task." in text
+
+
+def test_a_parameter_that_the_reward_does_not_have_is_refused_with_those_it_has():
+    text = refusal(scoring={"parameters": {"strictness": 2, "stile": "y"}})
+    assert "scoring.parameters.stile: the reward function has no such parameter" in text
+    assert text.endswith("it has: strictness, style")
+    assert list(check_project(project(scoring={"parameters": {"strictness": 2}})))
+
+
+def test_a_task_without_items_needs_a_source():
+    Path("mine.py").write_text(TASK.replace('items = [{"prompt": "a"}]', "pass"))
+    assert "the task has no items of its own; set items.source" in refusal()
+    assert list(check_project(project(items="items.jsonl")))
+
+
+def test_a_user_file_is_imported_in_another_process_once_per_content(folder):
+    task = Task(file="mine.py")
+    facts = task_facts(task)
+    assert facts["agents"] == 3 and task_facts(task) == facts and imports() == 1
+    Path("mine.py").write_text(TASK.replace("style=", "tone="))
+    provenance._task_fingerprint.cache_clear()
+    assert "tone" in task_facts(task)["reward_parameters"] and imports() == 2
+
+
+def test_what_a_user_file_prints_is_no_trouble():
+    Path("mine.py").write_text(TASK + '\nprint("hello")\nprint("a warning", file=sys.stderr)\n')
+    assert task_facts(Task(file="mine.py"))["agents"] == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import no_such_module\n", "No module named 'no_such_module'"),
+        ("raise SystemExit(3)\n", "mine.py"),
+        ("class Other:\n    pass\n", "has no object named 'Task'"),
+        ("class Task:\n    pass\n", "has no reward"),
+        ("def broken(:\n", "is not valid Python"),
+        ("import os\nos._exit(7)\n", "mine.py: ended the process that imported it (exit code 7)"),
+    ],
+)
+def test_a_user_file_that_cannot_be_used_is_one_message_without_our_traceback(text, told):
+    Path("mine.py").write_text(text)
+    message = refusal()
+    assert told in message and "comlrl_stages/" not in message and not message.startswith("error:")

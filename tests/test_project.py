@@ -1,0 +1,188 @@
+"""From YAML files to a checked project: where files are found, overlays, and what is said of broken ones."""
+
+from pathlib import Path
+
+import pytest
+
+from comlrl_stages.config import Madpo
+from comlrl_stages.errors import UserError
+from comlrl_stages.project import load_project, merge, read_yaml
+
+ROOT = Path(__file__).parents[1]
+MINIMAL = "task: length_ratio\nteam: tiny\nmethods: [base, madpo, marlhf]\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A config folder with one experiment and one model."""
+    write(tmp_path / "experiments/first.yaml", MINIMAL)
+    write(tmp_path / "models/tiny.yaml", "builtin: tiny\n")
+    return tmp_path
+
+
+def write(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def load(folder, override=None, experiments="first"):
+    return load_project({"experiments": experiments, "override": override or {}}, [folder])
+
+
+def refusal(function, *arguments):
+    with pytest.raises(UserError) as refused:
+        function(*arguments)
+    return str(refused.value)
+
+
+def refused_experiment(folder, text):
+    write(folder / "experiments/first.yaml", text)
+    return refusal(load, folder)
+
+
+# --- finding files ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "config/experiments").glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_experiments_are_valid(path):
+    project = load_project({"experiments": [path.stem]}, [ROOT / "config"])
+    assert project.experiments[path.stem].description
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "config/models").glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_models_are_valid(folder, path):
+    write(folder / "experiments/first.yaml", MINIMAL.replace("tiny", path.stem))
+    write(folder / f"models/{path.stem}.yaml", path.read_text(encoding="utf-8"))
+    assert path.stem in load(folder).models
+
+
+def test_an_unknown_experiment_lists_the_known(folder):
+    write(folder / "experiments/second.yaml", MINIMAL)
+    text = refusal(load, folder, None, "thrid")
+    assert text.startswith("config/config.yaml: no experiment 'thrid'")
+    assert str(folder / "experiments/thrid.yaml") in text and text.endswith("known: first, second")
+
+
+def test_an_unknown_model_says_which_file_names_it(folder):
+    text = refused_experiment(folder, MINIMAL.replace("tiny", "tniy"))
+    assert text.startswith(f"{folder / 'experiments/first.yaml'}: team or reward_models: no model 'tniy'")
+    assert text.endswith("known: tiny")
+
+
+def test_the_first_folder_that_has_a_file_wins(folder, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    write(other / "experiments/first.yaml", MINIMAL + "seeds: 5\n")
+    assert load_project({"experiments": "first"}, [other, folder]).experiments["first"].seeds == [5]
+    assert load_project({"experiments": "first"}, [folder, other]).experiments["first"].seeds == [0]
+
+
+def test_only_models_that_are_used_are_read(folder):
+    write(folder / "models/broken.yaml", "nothing: valid\n")
+    assert list(load(folder).models) == ["tiny"]
+
+
+# --- overlays -----------------------------------------------------------------------------------------------------
+
+
+def test_an_override_lies_over_the_file_key_by_key(folder):
+    write(folder / "experiments/first.yaml", MINIMAL + "sampling: {temperature: 0.7, top_k: 5}\nseeds: [0, 1]\n")
+    override = {"experiments": {"first": {"sampling": {"top_k": 9}, "seeds": [3]}}, "models": {"tiny": {"dtype": None}}}
+    found = load(folder, override).experiments["first"]
+    assert (found.sampling.temperature, found.sampling.top_k, found.seeds) == (0.7, 9, [3])
+
+
+def test_an_override_can_change_one_method_of_a_list(folder):
+    found = load(folder, {"experiments": {"first": {"methods": {"madpo": {"beta": 0.5}}}}}).experiments["first"]
+    assert list(found.methods) == ["base", "madpo", "marlhf"] and found.methods["madpo"] == Madpo(beta=0.5)
+
+
+def test_an_override_can_lay_keys_on_a_short_form(folder):
+    override = {"team": {"agents": 3}, "task": {"options": {"target_min": 1.5}}, "items": {"limit": 3}}
+    write(folder / "experiments/first.yaml", MINIMAL + "items: data.jsonl\n")
+    found = load(folder, {"experiments": {"first": override}}).experiments["first"]
+    assert (found.team.model, found.team.agents) == ("tiny", 3)
+    assert (found.task.name, found.task.options) == ("length_ratio", {"target_min": 1.5})
+    assert (found.items.source, found.items.limit) == ("data.jsonl", 3)
+
+
+def test_an_override_can_replace_a_section_by_a_short_form(folder):
+    write(
+        folder / "experiments/first.yaml",
+        "task: {name: length_ratio}\nteam: {model: tiny, agents: 3}\nmethods: [base]\n",
+    )
+    found = load(folder, {"experiments": {"first": {"team": ["tiny", "tiny"], "methods": ["madpo"]}}}).experiments[
+        "first"
+    ]
+    assert found.team.agents == 2 and list(found.methods) == ["madpo"]
+
+
+def test_keys_inside_free_mappings_are_no_short_forms(folder):
+    write(folder / "experiments/first.yaml", MINIMAL.replace("length_ratio", "{name: x, options: {team: a}}"))
+    found = load(folder, {"experiments": {"first": {"task": {"options": {"team": {"b": 1}}}}}}).experiments["first"]
+    assert found.task.options == {"team": {"b": 1}}
+
+
+def test_a_model_can_be_overridden(folder):
+    assert load(folder, {"models": {"tiny": {"pretraining_steps": 3}}}).models["tiny"].pretraining_steps == 3
+
+
+def test_mistakes_in_an_override_say_that_there_is_one(folder):
+    text = refusal(load, folder, {"experiments": {"first": {"sead": 1}}})
+    assert text.startswith(f"{folder / 'experiments/first.yaml'} (with override.experiments.first): sead: unknown key")
+
+
+def test_an_override_of_nothing_is_refused(folder):
+    text = refusal(load, folder, {"experiments": {"frist": {}}})
+    assert text.startswith("config/config.yaml: override.experiments.frist: no experiment 'frist'")
+    assert "override.models.x: no model 'x'" in refusal(load, folder, {"models": {"x": {}}})
+    assert "override.experiments.first: Input should be a valid dictionary" in refusal(
+        load, folder, {"experiments": {"first": 3}}
+    )
+
+
+def test_merging_leaves_what_it_merges_alone():
+    under, over = {"a": {"b": 1, "c": [1]}}, {"a": {"b": 2}, "d": None}
+    assert merge(under, over) == {"a": {"b": 2, "c": [1]}, "d": None}
+    assert under == {"a": {"b": 1, "c": [1]}} and over == {"a": {"b": 2}, "d": None}
+
+
+# --- broken files -------------------------------------------------------------------------------------------------
+
+
+def test_a_key_that_stands_twice_is_refused(folder):
+    text = refused_experiment(folder, MINIMAL + "sampling:\n  top_k: 3\n  top_k: 4\n")
+    assert "is not valid YAML: key 'top_k' stands twice" in text and "line 5" in text
+
+
+def test_yaml_anchors_and_merge_keys_work(folder):
+    text = MINIMAL.replace("[base, madpo, marlhf]", "\n  a: &a {algorithm: madpo, beta: 0.3}\n  b: {<<: *a, loss: ipo}")
+    write(folder / "experiments/first.yaml", text)
+    assert load(folder).experiments["first"].methods["b"] == Madpo(beta=0.3, loss="ipo")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"a: [1\n", "is not valid YAML: while parsing a flow sequence"),
+        (b"a: b: c\n", "is not valid YAML: mapping values are not allowed here"),
+        (b"a: !!python/object:os.system x\n", "is not valid YAML: could not determine a constructor"),
+        (b"a: 2024-13-45\n", "is not valid YAML: month must be in 1..12"),
+        (b"? [a]\n: b\n", "is not valid YAML"),
+        (b"a: \xff\n", "is not UTF-8"),
+        (b"a: \x00\n", "is not valid YAML"),
+        (b"- a\n", "expected a mapping of keys to values, found list"),
+        (b"just text\n", "expected a mapping of keys to values, found str"),
+        (b"", "expected a mapping of keys to values, found an empty file"),
+    ],
+)
+def test_a_file_that_is_no_yaml_mapping_is_refused_with_its_name(tmp_path, content, told):
+    path = tmp_path / "a.yaml"
+    path.write_bytes(content)
+    text = refusal(read_yaml, path)
+    assert text.startswith(f"{path}: ") and told in text
+
+
+def test_keys_that_are_no_text_are_refused(folder):
+    assert "Keys should be strings" in refused_experiment(folder, MINIMAL + "1: x\n")
+    assert "methods.1" in refused_experiment(folder, MINIMAL.replace("[base, madpo, marlhf]", "{1: {algorithm: base}}"))
