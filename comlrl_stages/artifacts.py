@@ -309,7 +309,7 @@ class Work:
 
     def progress(self, total: int, label: str) -> Callable[..., None]:
         """Return `advance(n=1, note="")`: a bar on a terminal, sparse lines in a log."""
-        return progress_reporter(total, f"{self.stage}: {label}", quiet=bool(self.runtime.get("quiet", False)))
+        return progress_reporter(total, f"{self.stage}: {label}")
 
     def digest(self, name: str) -> Any:
         """Digest of the input `name` (a list of digests for a list of inputs)."""

@@ -48,7 +48,9 @@ def _exactly_one(section: Strict, *keys: str) -> None:
 class Model(Strict):
     """One language model: exactly one of `builtin`, `hub`, `path`, `gguf` says where it comes from."""
 
-    builtin: Literal["tiny"] | None = Field(None, description="a model made on the spot: `tiny`, about 1M parameters")
+    builtin: Literal["tiny"] | None = Field(
+        None, description="a model made on the spot: `tiny`, half a million parameters"
+    )
     hub: str | None = Field(None, description="model id on the Hugging Face hub")
     path: str | None = Field(None, description="folder with a saved model, or one agent of an export")
     gguf: str | None = Field(None, description="GGUF file, or `package://module/file.gguf` inside an installed package")
@@ -59,7 +61,7 @@ class Model(Strict):
         "float32", description="type of the weights while sampling; training always keeps float32 masters"
     )
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field("sdpa", description="attention implementation")
-    pretraining_steps: int = Field(400, ge=1, description="only `builtin`: optimizer steps of the pretraining")
+    pretraining_steps: int = Field(700, ge=1, description="only `builtin`: optimizer steps of the pretraining")
     pretraining_seed: Seed = Field(0, description="only `builtin`: seed of the pretraining")
 
     @model_validator(mode="after")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 SECONDS_BETWEEN_LINES = 10.0
 
 
-def progress_reporter(total: int, label: str, *, quiet: bool = False) -> Callable[..., None]:
+def progress_reporter(total: int, label: str) -> Callable[..., None]:
     """Return `advance(n=1, note="")`, to be called as work gets done; `total` units in all."""
-    if quiet or total == 0:
+    if total == 0:
         return lambda n=1, note="": None
     return _terminal_bar(total, label) if sys.stderr.isatty() else _log_lines(total, label)
 

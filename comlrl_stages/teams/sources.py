@@ -1,7 +1,7 @@
 """Where a model comes from: the Hugging Face hub, a local folder, or a GGUF file.
 
-Each function returns (model, tokenizer) on the CPU; `from_hub` also the commit. Only `from_hub` may use the network. Only
-safetensors and GGUF are read, nothing is unpickled, and code from a repository runs only with `trust_remote_code`.
+Each function returns (model, tokenizer) on the CPU; `from_hub`, the only one that may use the network, also the commit.
+Only safetensors and GGUF are read, nothing is unpickled, and code from a repository runs only with `trust_remote_code`.
 """
 
 import importlib.util
@@ -110,8 +110,8 @@ def _dequantised_dtype(file: Path) -> torch.dtype:
     """Return the smallest dtype that keeps what a GGUF file says.
 
     Quantised blocks are small integers times float16 scales, so float16 rounds them by far less than the quantisation
-    did, at half the size of float32; bfloat16 would round four to eight times as coarsely. Files that were not quantised
-    keep their own type.
+    did, at half the size of float32; bfloat16 would round eight times as coarsely. Files that were not quantised keep
+    their own type.
     """
     from gguf import GGUFReader  # only this source needs the reader
 
@@ -141,7 +141,7 @@ def _checked_folder(folder: Path) -> Path:
         )
     if not any(folder.glob("*.safetensors")):
         raise UserError(
-            f"path: {folder} has no *.safetensors, and other formats of weights are not read, since unpickling runs code. "
+            f"path: {folder} has no *.safetensors; other formats are not read, since unpickling runs code. "
             "Load it once with transformers and save it again with save_pretrained."
         )
     return folder

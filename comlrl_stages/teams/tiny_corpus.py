@@ -445,7 +445,7 @@ FRAMES = _lines("""
     Write a {unknown} {unknown} to this task:
     Give a {unknown} answer to this:
 """)
-CODAS = ("", "", "l", "n", "r", "s", "rt", "nd")
+CODAS = ("", "", "l", "n", "r", "s", "m", "nd")
 SYSTEMS = ("You are a friendly writer.", "You are part of a team.", "Answer in simple words.")
 
 

@@ -16,7 +16,7 @@ LAYOUT = {"config.json", "model.safetensors", "tokenizer.json", "generation_conf
 
 def prepare_model(target, **settings):
     settings = PrepareSettings(**{"pretraining_steps": 2, "torch_threads": 1, **settings})
-    with open_work("prepare", {}, {}, {"model": target}, {"quiet": True}) as work:
+    with open_work("prepare", {}, {}, {"model": target}, {}) as work:
         prepare.run(settings, work)
     return target
 

@@ -106,7 +106,7 @@ def inputs(tmp_path_factory):
 def _run(folder, inputs, settings, stop_after=None):
     """Run the stage; `stop_after` interrupts it when so many updates are done."""
     outputs = {"reward_model": folder / "reward_model", "training_log": folder / "training_log.parquet"}
-    with open_work("reward", {}, inputs, outputs, {"checkpoint_interval": 4, "quiet": True}) as work:
+    with open_work("reward", {}, inputs, outputs, {"checkpoint_interval": 4}) as work:
         if stop_after is not None:
             work.progress = lambda total, label: _Interrupt(stop_after)
         reward.run(settings, work)
@@ -161,7 +161,7 @@ def test_the_saved_model_gives_the_scores_of_the_held_out_table(fitted, inputs):
 def test_log_holds_the_quality_before_every_update_and_the_quality_after(fitted):
     log = pq.read_table(fitted["training_log"]).to_pylist()
     quality = _quality(fitted)
-    updates = -(-quality["pairs"]["training"] // 8) * 3
+    updates = -(-quality["pairs"]["training"] // 8) * _settings().epochs
     value = {(row["step"], row["name"]): row["value"] for row in log}
     assert value[0, "held_out_accuracy"] == quality["before"]["held_out_accuracy"]
     assert value[updates, "held_out_accuracy"] == quality["after"]["held_out_accuracy"]
