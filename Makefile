@@ -25,7 +25,7 @@ smollm2: $(VENV)/installed-smollm2
 	@echo "The report: $(CURDIR)/results/smollm2/report/report.html"
 
 test: $(VENV)/installed-test
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2
 
 test-slow: $(VENV)/installed-test $(VENV)/installed-smollm2
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow

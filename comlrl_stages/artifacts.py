@@ -130,6 +130,7 @@ EVALUATION = _schema(
     ("method", pa.string()),
     ("seed", pa.int64()),
     ("split", pa.string()),
+    ("prompt", pa.string()),
     ("decoding", pa.string()),
     ("sample", pa.int32()),
     ("raw", pa.float64()),

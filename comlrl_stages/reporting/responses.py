@@ -52,6 +52,7 @@ class Item:
     """One eval item and the answers of all methods to it."""
 
     task_id: str
+    prompt: str | None
     responses: tuple[Response, ...]
 
 
@@ -64,10 +65,13 @@ def sample_responses(evaluation: pd.DataFrame, design: Design) -> tuple[str, lis
         (evaluation["split"] == "eval") & (evaluation["decoding"] == decoding) & (evaluation["seed"] == seed)
     ].sort_values(["turn", "node", "sample"], kind="stable")
     chosen = "greedy response" if greedy else "first sample"
-    items = [
-        Item(task_id, _responses(rows[rows["task_id"] == task_id], design)) for task_id in design.items[:MOST_ITEMS]
-    ]
+    items = [_item(task_id, rows[rows["task_id"] == task_id], design) for task_id in design.items[:MOST_ITEMS]]
     return f"the {chosen} of seed {seed}", items
+
+
+def _item(task_id: str, rows: pd.DataFrame, design: Design) -> Item:
+    prompt = rows["prompt"].iloc[0] if len(rows) else None
+    return Item(task_id, visible(prompt) if isinstance(prompt, str) else None, _responses(rows, design))
 
 
 def visible(text: str) -> str:

@@ -90,6 +90,7 @@ def _row(
         "method": settings.method,
         "seed": settings.seed,
         "split": "eval" if joint.task_id in splits["eval"] else "train",
+        "prompt": _item(splits, joint.task_id).get("prompt"),
         "decoding": "greedy" if joint.source.endswith(GREEDY_SUFFIX) else "sampled",
         "sample": joint.sample,
         "raw": reward.raw,

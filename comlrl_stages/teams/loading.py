@@ -132,9 +132,10 @@ def load_model(
         trust_remote_code=trust_remote_code,
     )
     if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])
         raise UserError(
-            f"{folder}: {len(info['missing_keys'])} weights are missing ({', '.join(sorted(info['missing_keys'])[:3])}); "
-            "transformers would make them up. Prepare the model again from a complete one."
+            f"{folder}: {len(missing)} weights are missing ({', '.join(missing[:3])}), which transformers would make up. "
+            "Prepare the model again from a complete one."
         )
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     return LoadedModel(in_own_memory(model).to(device).eval(), tokenizer, facts)

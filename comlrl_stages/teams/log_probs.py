@@ -22,7 +22,8 @@ class TokenScores:
     Attributes:
         log_probs: (rows, C) float32, log-probability of each token given the prompt and the tokens before it.
         mask: (rows, C) bool, True for the tokens of the completion, EOS included.
-        entropy: (rows, C) float32, entropy of the next-token distribution in nats, None if not asked for.
+        entropy: (rows, C) float32, entropy of the next-token distribution in nats, without gradient; None if not asked
+            for.
     """
 
     log_probs: Tensor
@@ -64,7 +65,7 @@ def completion_log_probs(
         scaled = scaled / temperature
     targets = input_ids[:, -mask.shape[1] :].to(device)[mask]
     log_probs = -functional.cross_entropy(scaled, targets, reduction="none")
-    return TokenScores(_spread(log_probs, mask), mask, _spread(_entropy(scaled), mask) if entropy else None)
+    return TokenScores(_spread(log_probs, mask), mask, _spread(_entropy(scaled.detach()), mask) if entropy else None)
 
 
 def positions(attention_mask: Tensor) -> Tensor:

@@ -10,31 +10,22 @@ rows that have ended leave the batch; the cache grows in place, in blocks. A mod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
-from transformers.cache_utils import DynamicCache, DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from comlrl_stages.errors import UserError
 from comlrl_stages.teams.batching import plan_batches
 from comlrl_stages.teams.compute import Compute
+from comlrl_stages.teams.decoding import block_cache, grouped_attention
+from comlrl_stages.teams.drawing import draw_tokens, relative_weights
 from comlrl_stages.teams.loading import Facts, LoadedModel
 from comlrl_stages.teams.log_probs import last_logits, positions
 from comlrl_stages.teams.prompts import decode
 
 # Copying the cache pays once this share of the rows in a batch has ended.
 COMPACTION_SHARE = 0.25
-# Tokens by which the cache grows when it is full.
-CACHE_BLOCK = 64
-# Tokens of the vocabulary that are cumulated together when a token is drawn.
-DRAW_BLOCK = 256
-# Candidates looked at first for a nucleus; the whole vocabulary is sorted only if they hold too little probability.
-NUCLEUS_CANDIDATES = 512
 
 
 @dataclass(frozen=True)
@@ -104,7 +95,7 @@ def sample(
     _check(loaded.facts, requests, parameters)
     costs = [len(request.prompt_ids) + parameters.max_new_tokens for request in requests]
     sampled: dict[int, Sampled] = {}
-    with torch.no_grad(), _evaluation(loaded.model), _grouped_attention(), compute.autocast():
+    with torch.no_grad(), _evaluation(loaded.model), grouped_attention(), compute.autocast():
         for batch in plan_batches(costs, token_budget):
             decoded = _Decoding(loaded, [requests[index] for index in batch], parameters).run()
             sampled.update(zip(batch, decoded, strict=True))
@@ -130,7 +121,7 @@ class _Decoding:
         self.reasons = ["length"] * count
         self.rows = torch.arange(count, device=self.device)
         self.uniforms = _uniforms(requests, steps).to(self.device)
-        self.cache = _block_cache(self.model.config)
+        self.cache = block_cache(self.model.config)
         self._prefill([tuple(request.prompt_ids) for request in requests])
 
     def run(self) -> list[Sampled]:
@@ -201,9 +192,9 @@ class _Decoding:
         """Return the next token of each live row and its log-probability."""
         temperature = self.parameters.temperature
         logits = self.logits.float() if temperature in (0, 1) else self.logits.float() / temperature
-        weights, log_totals = _weights(logits)
+        weights, log_totals = relative_weights(logits)
         if step < self.parameters.min_new_tokens:
-            weights, _ = _weights(logits.index_fill(1, self.eos_ids, -torch.inf))
+            weights, _ = relative_weights(logits.index_fill(1, self.eos_ids, -torch.inf))
         if temperature == 0:
             tokens = weights.argmax(-1)
         else:
@@ -233,121 +224,6 @@ class _Decoding:
         return Sampled(ids, self.log_probs[row, :length].tolist(), text, reason)
 
 
-def _weights(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the probabilities up to a factor per row (the largest is 1), and the log of the softmax's denominator."""
-    peaks = logits.amax(-1, keepdim=True)
-    weights = (logits - peaks).exp_()
-    return weights, weights.sum(-1, keepdim=True).log() + peaks
-
-
-def draw_tokens(weights: Tensor, uniforms: Tensor, top_k: int | None = None, top_p: float | None = None) -> Tensor:
-    """Draw one token per row by inverting the cumulated distribution in the order of token ids.
-
-    Args:
-        weights: (rows, vocabulary) float32, proportional to the probabilities.
-        uniforms: (rows,) float64 in [0, 1).
-        top_k: keep the k most probable tokens.
-        top_p: then keep the fewest most probable tokens whose share of what is left reaches top_p.
-
-    Returns:
-        (rows,) int64 token ids, never one of weight 0.
-    """
-    if top_k is None and top_p is None:
-        return _invert(weights, uniforms)
-    kept, ids = _truncate(weights, top_k, top_p)
-    # In the order of ids again: two nearly equal probabilities that change places must not change the draw.
-    ids, order = ids.sort(-1)
-    return ids.gather(1, _invert(kept.gather(1, order), uniforms)[:, None]).squeeze(1)
-
-
-def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Return per row the first index at which the cumulated weight exceeds uniform * total.
-
-    First the block of tokens is found, then the token in it: cumulating a vocabulary of 50,000 costs far more than
-    summing its blocks.
-    """
-    blocks = functional.pad(weights, (0, -weights.shape[-1] % DRAW_BLOCK)).unflatten(-1, (-1, DRAW_BLOCK))
-    sums = blocks.sum(-1, dtype=torch.float64)
-    cumulated = sums.cumsum(-1)
-    targets = uniforms[:, None] * cumulated[:, -1:]
-    block = _first_above(cumulated, targets)
-    rest = targets - (cumulated - sums).gather(1, block)
-    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, DRAW_BLOCK)).squeeze(1).cumsum(-1, dtype=torch.float64)
-    return (block * DRAW_BLOCK + _first_above(inside, rest)).squeeze(1)
-
-
-def _first_above(cumulated: Tensor, targets: Tensor) -> Tensor:
-    """Return (rows, 1): the first index whose value exceeds the target, at most the last that adds any weight."""
-    last = (cumulated < cumulated[:, -1:]).sum(-1, keepdim=True)
-    return torch.searchsorted(cumulated, targets, right=True).minimum(last)
-
-
-def _truncate(weights: Tensor, top_k: int | None, top_p: float | None) -> tuple[Tensor, Tensor]:
-    """Return weights (0 where cut) and ids, (rows, candidates), most probable first."""
-    vocabulary = weights.shape[-1]
-    if top_k is not None:
-        values, ids = weights.topk(min(top_k, vocabulary))
-        return (values if top_p is None else _nucleus(values, values.sum(-1, keepdim=True), top_p)), ids
-    total = weights.sum(-1, keepdim=True)
-    values, ids = weights.topk(min(NUCLEUS_CANDIDATES, vocabulary))
-    if bool((values.sum(-1, keepdim=True) < top_p * total).any()):
-        values, ids = weights.sort(-1, descending=True)
-    return _nucleus(values, total, top_p), ids
-
-
-def _nucleus(values: Tensor, total: Tensor, top_p: float) -> Tensor:
-    """Set to 0 what comes after the share top_p is reached; the most probable token always stays."""
-    before = values.cumsum(-1, dtype=torch.float64) - values
-    return values.masked_fill(before >= top_p * total, 0.0)
-
-
-class _BlockLayer(DynamicLayer):
-    """A growing layer of the cache that writes in place and allocates a block of tokens at a time.
-
-    `torch.cat` copies all keys and values for every new token. Under autocast they are kept in its dtype, to which
-    attention would otherwise cast all of them at every step.
-    """
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append (rows, heads, new, size) keys and values; return all of them so far."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            self._key_blocks = self._value_blocks = None
-        end = self.get_seq_length() + key_states.shape[-2]
-        self._key_blocks = _append(self._key_blocks, key_states, end)
-        self._value_blocks = _append(self._value_blocks, value_states, end)
-        self.keys, self.values = self._key_blocks[:, :, :end], self._value_blocks[:, :, :end]
-        return self.keys, self.values
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Make the rows those at `beam_idx`, which may repeat."""
-        self._key_blocks = self._key_blocks.index_select(0, beam_idx)
-        self._value_blocks = self._value_blocks.index_select(0, beam_idx)
-        end = self.keys.shape[-2]
-        self.keys, self.values = self._key_blocks[:, :, :end], self._value_blocks[:, :, :end]
-
-
-def _append(blocks: Tensor | None, new: Tensor, end: int) -> Tensor:
-    """Write `new` (rows, heads, tokens, size) so that it ends at token `end`, in a larger tensor if it does not fit."""
-    if blocks is None:
-        kind = new.device.type
-        return new.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else new
-    start = end - new.shape[-2]
-    if end > blocks.shape[-2]:
-        larger = blocks.new_empty(*blocks.shape[:2], end - 1 + CACHE_BLOCK, blocks.shape[-1])
-        larger[:, :, :start] = blocks[:, :, :start]
-        blocks = larger
-    blocks[:, :, start:end] = new
-    return blocks
-
-
-def _block_cache(config: Any) -> DynamicCache:
-    """Return the cache a model asks for (sliding windows, recurrent states), its plain layers writing in place."""
-    cache = DynamicCache(config=config)
-    cache.layers = [_BlockLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    return cache
-
-
 @contextmanager
 def _evaluation(model: torch.nn.Module) -> Iterator[None]:
     """Sample without dropout, and with the cache that gradient checkpointing turns off, also in midst of training."""
@@ -358,40 +234,6 @@ def _evaluation(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-@contextmanager
-def _grouped_attention() -> Iterator[None]:
-    """Let models with attention "sdpa" decode without copying keys and values for each head of a group."""
-    previous = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = _grouped_sdpa
-    try:
-        yield
-    finally:
-        ALL_ATTENTION_FUNCTIONS["sdpa"] = previous
-
-
-def _grouped_sdpa(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Attend with one new token per row: the heads that share keys and values stand as queries of one head.
-
-    The usual path repeats all keys and values for every head of a group, which on CPU costs many times the attention.
-    """
-    rows, heads, length, size = query.shape
-    shared = key.shape[1]
-    per_head_mask = attention_mask is not None and attention_mask.shape[1] > 1
-    if length > 1 or heads == shared or per_head_mask or kwargs.get("position_bias") is not None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    grouped = query.reshape(rows, shared, heads // shared, size)
-    output = functional.scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
-    return output.reshape(rows, 1, heads, -1), None
 
 
 def _uniforms(requests: Sequence[Request], steps: int) -> Tensor:

@@ -11,10 +11,11 @@ from comlrl_stages.errors import UserError
 from comlrl_stages.seeding import stream
 from comlrl_stages.teams.batching import plan_batches
 from comlrl_stages.teams.compute import Compute
+from comlrl_stages.teams.drawing import draw_tokens
 from comlrl_stages.teams.loading import LoadedModel
 from comlrl_stages.teams.log_probs import completion_log_probs
 from comlrl_stages.teams.prompts import decode
-from comlrl_stages.teams.sampling import Request, SamplingParameters, draw_tokens, sample
+from comlrl_stages.teams.sampling import Request, SamplingParameters, sample
 
 PROMPTS = [[0, 4, 40, 41, 42], [0, 4], [0, 50, 51, 52, 53, 54, 55, 56, 57], [0, 4, 40, 41, 42], [33]]
 LARGE = 10**6

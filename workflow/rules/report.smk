@@ -46,7 +46,7 @@ def listed_artifacts(wildcards):
             found += [f"{collection}/completions.parquet", f"{collection}/rewards.parquet"]
             found += [f"{folder}/seed{seed}/preferences/{name}/pairs.parquet"]
         for method in trained_methods(experiment):
-            found += [f"{folder}/seed{seed}/methods/{method}/round001/policy"]
+            found += [f"{folder}/seed{seed}/methods/{method}/export"]
         for method in experiment.methods:
             found += [f"{folder}/seed{seed}/methods/{method}/evaluation/completions.parquet"]
     return list(dict.fromkeys(found))
