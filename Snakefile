@@ -17,7 +17,12 @@ min_version("9.19")
 configfile: Path(workflow.basedir) / "config" / "config.yaml"
 
 
+# Used only with --software-deployment-method apptainer: name an image here in which this project is installed.
+container: "docker://python:3.11"
+
+
 include: "workflow/rules/common.smk"
+include: "workflow/rules/inputs.smk"
 include: "workflow/rules/prepare.smk"
 include: "workflow/rules/preferences.smk"
 include: "workflow/rules/train.smk"

@@ -134,7 +134,7 @@ def load_model(
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise UserError(
-            f"{folder}: {len(missing)} weights are missing ({', '.join(missing[:3])}), which transformers would make up. "
+            f"{folder}: {len(missing)} weights are missing ({', '.join(missing[:3])}), and would be made up. "
             "Prepare the model again from a complete one."
         )
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)

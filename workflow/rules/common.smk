@@ -1,4 +1,4 @@
-"""Names of inputs, and what every rule is told. The logic is in the package; these functions only name things."""
+"""What all stages share: the checked project, the settings of each stage, the names of folders."""
 
 import os
 import sys
@@ -11,10 +11,12 @@ from comlrl_stages.project import load_project
 from comlrl_stages.provenance import tracked as tracked_settings
 from comlrl_stages.settings import instances
 
-# The stages run with the interpreter that runs the workflow, even where its environment is not activated.
-os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-# A stage whose workflow has died stops by this.
-os.environ["COMLRL_STAGES_WORKFLOW_PID"] = str(os.getpid())
+# The stages run with the interpreter that runs the workflow, even where its environment is not activated, and stop
+# when the workflow has died.
+os.environ.update(
+    PATH=os.pathsep.join([str(Path(sys.executable).parent), *os.get_exec_path()]),
+    COMLRL_STAGES_WORKFLOW_PID=str(os.getpid()),
+)
 
 CONFIG_FOLDERS = list(dict.fromkeys([Path("config"), Path(workflow.basedir) / "config"]))
 
@@ -87,68 +89,3 @@ def torch_threads(wildcards):
 
 def score_workers(wildcards):
     return experiment_of(wildcards).runtime.score_workers
-
-
-def manifest(artifact):
-    """The file that says that an artifact is done."""
-    return f"{artifact}.manifest.json"
-
-
-def base_models(wildcards):
-    """Model folders of the agents, in actor order."""
-    return [f"results/models/{name}" for name in experiment_of(wildcards).team.model_names()]
-
-
-def base_model_manifests(wildcards):
-    return [manifest(folder) for folder in dict.fromkeys(base_models(wildcards))]
-
-
-def base_model_arguments(wildcards):
-    return options("model", base_models(wildcards))
-
-
-def seed_folder(wildcards):
-    return f"results/{wildcards.experiment}/seed{wildcards.seed}"
-
-
-def collection_table(wildcards, preferences, table):
-    """A table of the collection that some preferences compare."""
-    collection = experiment_of(wildcards).preferences[preferences].collection
-    return f"{seed_folder(wildcards)}/collections/{collection}/{table}.parquet"
-
-
-def preferences_of_reward_model(wildcards):
-    return experiment_of(wildcards).reward_models[wildcards.reward_model].preferences
-
-
-def pairs_table(wildcards, preferences):
-    return f"{seed_folder(wildcards)}/preferences/{preferences}/pairs.parquet"
-
-
-def reward_model_backbone(wildcards):
-    experiment = experiment_of(wildcards)
-    given = experiment.reward_models[wildcards.reward_model].model
-    return f"results/models/{given or experiment.team.model_names()[0]}"
-
-
-def trained_methods(experiment):
-    return [name for name, method in experiment.methods.items() if not isinstance(method, Base)]
-
-
-def policy_of(wildcards):
-    """The policy of a method's last round; the base team has none."""
-    if isinstance(method_of(wildcards), Base):
-        return []
-    return f"{seed_folder(wildcards)}/methods/{wildcards.method}/round001/policy"
-
-
-def reports():
-    return [f"results/{experiment}/report/report.html" for experiment in project.experiments]
-
-
-def cards():
-    return [
-        f"results/{name}/seed{seed}/methods/{method}/card.md"
-        for name, experiment in project.experiments.items()
-        for seed, method in product(experiment.seeds, trained_methods(experiment))
-    ]

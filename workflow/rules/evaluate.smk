@@ -5,10 +5,6 @@ out: methods/<m>/evaluation/{completions,evaluation}.parquet, metrics.json; meth
 """
 
 
-def team_arguments(wildcards):
-    return base_model_arguments(wildcards) + options("policy", filter(None, [policy_of(wildcards)]))
-
-
 rule sample_evaluation:
     input:
         models=base_model_manifests,
@@ -75,12 +71,6 @@ rule export:
         **tracked("export"),
     shell:
         "exec comlrl-stages export --policy {input.policy:q} --output {output.export:q} {params:q} > {log:q} 2>&1"
-
-
-def base_metrics(wildcards):
-    """Metrics of the untrained team, where the experiment evaluates it."""
-    names = [name for name, method in experiment_of(wildcards).methods.items() if isinstance(method, Base)]
-    return [f"{seed_folder(wildcards)}/methods/{name}/evaluation/metrics.json" for name in names[:1]]
 
 
 rule card:

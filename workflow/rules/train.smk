@@ -78,31 +78,6 @@ rule refer:
         "--output {output.log_probs:q} {params:q} > {log:q} 2>&1"
 
 
-def training_inputs(wildcards):
-    """What a method trains on, by the name of the command line's option."""
-    method = method_of(wildcards)
-    folder = f"{seed_folder(wildcards)}/methods/{wildcards.method}/round{wildcards.round}"
-    if isinstance(method, Madpo):
-        inputs = {
-            "training-pairs": f"{folder}/training_pairs.parquet",
-            "pairs": pairs_table(wildcards, method.preferences),
-            "completions": collection_table(wildcards, method.preferences, "completions"),
-            "rewards": collection_table(wildcards, method.preferences, "rewards"),
-        }
-        if method.reference != "none":
-            inputs["reference-log-probs"] = f"{folder}/reference_log_probs.parquet"
-        return inputs
-    return {
-        "items": f"results/{wildcards.experiment}/split/train.parquet",
-        "reward-model": f"{seed_folder(wildcards)}/reward_models/{method.reward_model}",
-    }
-
-
-def training_arguments(wildcards):
-    inputs = training_inputs(wildcards).items()
-    return base_model_arguments(wildcards) + [text for name, path in inputs for text in options(name, [path])]
-
-
 rule optimize:
     input:
         models=base_model_manifests,
