@@ -1,4 +1,4 @@
-"""Checks that need the task's code: do its functions fit the team? Done before any work."""
+"""Checks before any work that need more than the configuration: tasks fit their teams, data files are there."""
 
 import hashlib
 import json
@@ -12,7 +12,8 @@ from comlrl_stages.config import Experiment, Task
 from comlrl_stages.errors import UserError
 from comlrl_stages.files import write_json
 from comlrl_stages.project import Project
-from comlrl_stages.provenance import MEMORY, TASK_PARTS, task_fingerprint
+from comlrl_stages.provenance import MEMORY, TASK_PARTS, strings, task_fingerprint
+from comlrl_stages.settings import instances
 
 _ALL_PARTS = tuple(sorted({part for parts in TASK_PARTS.values() for part in parts}))
 
@@ -24,6 +25,17 @@ def check_project(project: Project) -> Iterator[str]:
         check_task(name, experiment, facts)
         methods, seeds = len(experiment.methods), len(experiment.seeds)
         yield f"{name}: {facts['agents']} agents, {methods} methods, {seeds} seeds: fine"
+
+
+def check_sources(project: Project) -> None:
+    """Files, folders and packages that items and models come from must be there. Raises UserError."""
+    for stage in ("prepare", "split"):
+        for job in instances(project, stage):
+            place = f"model {job.model}" if stage == "prepare" else f"experiment {job.experiment}: items"
+            try:
+                strings(project, stage, job)
+            except UserError as error:
+                raise UserError(f"{place}: {error}") from None
 
 
 def check_task(name: str, experiment: Experiment, facts: dict[str, Any]) -> None:

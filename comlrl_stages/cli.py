@@ -268,10 +268,11 @@ ConfigFiles = Annotated[
 
 @config_app.command()
 def check(configfile: ConfigFiles = None) -> None:
-    """Check every experiment and model that the configuration names, and the tasks' functions."""
-    from comlrl_stages.checks import check_project
+    """Check every experiment and model that the configuration names, the tasks' functions, and that data are there."""
+    from comlrl_stages.checks import check_project, check_sources
 
     project = _project(configfile)
+    check_sources(project)
     for line in check_project(project):
         print(line)
 

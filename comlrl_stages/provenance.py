@@ -51,7 +51,7 @@ TASK_PARTS = {
     "sample_evaluation": ("formatters", "transition"),
     "score": ("reward", "reward_scope"),
     "evaluate": ("reward", "reward_scope", "eval_logger", "eval_aggregator", "metrics_callback"),
-    "optimize": ("formatters", "transition", "reward", "reward_scope", "metrics_callback"),
+    "optimize": ("formatters", "transition", "reward", "reward_scope"),
 }
 
 

@@ -121,7 +121,7 @@ def test_config_show_prints_every_default_and_lays_overlays_on(tmp_path):
     (tmp_path / "overlay.yaml").write_text(yaml.safe_dump(override))
     shown = yaml.safe_load(run("config", "show").stdout)
     overlaid = run("config", "show", "--configfile", "config/config.yaml", "--configfile", tmp_path / "overlay.yaml")
-    assert shown["experiments"]["quickstart"]["methods"]["madpo"]["beta"] == 0.1
+    assert shown["experiments"]["quickstart"]["methods"]["madpo"]["loss"] == "sigmoid"
     assert shown["experiments"]["quickstart"]["sampling"]["temperature"] == 1.0
     assert shown["models"]["tiny"]["builtin"] == "tiny"
     changed = yaml.safe_load(overlaid.stdout)["experiments"]["quickstart"]

@@ -142,4 +142,4 @@ def test_tests_mirror_the_package(path):
     rooms = inside.parent.parts
     assert not rooms or rooms[0] in {*ROOMS, "workflow"}
     if not rooms:
-        assert path.stem.removeprefix("test_") in {*MODULES, "layout"}
+        assert path.stem.removeprefix("test_") in {*MODULES, "layout", "readme"}

@@ -1,11 +1,12 @@
 """Score a team's evaluation responses by the task's own reward, and compute its metrics.
 
 Reads the items and the completions. Writes the table `evaluation` (one row per joint response) and metrics.json: the
-means with their intervals, the distance from the base team, and the metrics of the task's own `eval_logger`.
+means with their intervals, the distance from the base team, and the metrics of the task's own functions.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,16 @@ PREFIXES = {
     ("train", "sampled"): "train",
     ("train", "greedy"): "train/greedy",
 }
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One agent's response as a task's `metrics_callback` reads it; `metadata` has its item, turn, sample, reward."""
+
+    agent_idx: int
+    prompt: str
+    completion: str
+    metadata: dict[str, Any]
 
 
 def run(settings: EvaluateSettings, work: Work) -> None:
@@ -182,15 +193,42 @@ def _kl_means(rows: Sequence[Mapping[str, Any]], tokens: Sequence[int]) -> dict[
 def _task_metrics(
     task: Task, rows: Sequence[Mapping[str, Any]], splits: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, float]:
-    """What the task's own eval_logger and eval_aggregator make of the responses."""
-    if task.eval_logger is None or task.eval_aggregator is None:
+    """What the task's own functions make of the responses; invalid ones have no texts and are left out."""
+    rows = [row for row in rows if row["status"] != "invalid"]
+    if not rows:
         return {}
     items = [_item(splits, row["task_id"]) for row in rows]
-    completions = [[[row["texts"][agent]] for row in rows] for agent in range(task.agents)]
-    prompts = [item.get("prompt") for item in items]
     try:
-        logged = task.eval_logger(agent_completions_turns=completions, batch_items=items, prompts=prompts)
-        found = task.eval_aggregator(logged, num_turns=1)
+        found = {**_logged(task, rows, items), **_called_back(task, rows, items)}
         return {str(name): float(value) for name, value in found.items()}
     except Exception as error:
-        raise UserError(f"{task.source}: eval_logger or eval_aggregator failed:\n{user_traceback(error)}") from error
+        raise UserError(
+            f"{task.source}: eval_logger, eval_aggregator or metrics_callback failed:\n{user_traceback(error)}"
+        ) from error
+
+
+def _logged(task: Task, rows: Sequence[Mapping[str, Any]], items: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Metrics of the task's eval_logger and eval_aggregator over all joint responses."""
+    if task.eval_logger is None or task.eval_aggregator is None:
+        return {}
+    completions = [[[row["texts"][agent]] for row in rows] for agent in range(task.agents)]
+    prompts = [item.get("prompt") for item in items]
+    logged = task.eval_logger(agent_completions_turns=completions, batch_items=items, prompts=prompts)
+    return task.eval_aggregator(logged, num_turns=1)
+
+
+def _called_back(
+    task: Task, rows: Sequence[Mapping[str, Any]], items: Sequence[Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """Means over items of what the task's metrics_callback returns for each item's responses."""
+    if task.metrics_callback is None:
+        return {}
+    by_item: dict[str, list[Rollout]] = {}
+    for row, item in zip(rows, items, strict=True):
+        metadata = {"item": item, "turn": row["turn"], "sample": row["sample"], "reward": row["reward"]}
+        texts = enumerate(zip(task.format(item), row["texts"], strict=True))
+        rollouts = [Rollout(agent, prompt, text, metadata) for agent, (prompt, text) in texts]
+        by_item.setdefault(row["task_id"], []).extend(rollouts)
+    found = [task.metrics_callback(rollouts) for rollouts in by_item.values()]
+    names = dict.fromkeys(name for values in found for name in values)
+    return {name: np.mean([float(values[name]) for values in found if name in values]) for name in names}

@@ -102,8 +102,7 @@ def _train(settings: Any, work: Work, team: Team, algorithm: Algorithm) -> list[
         if (step + 1) % interval == 0 and step + 1 < algorithm.total_steps:
             save_checkpoint(checkpoints, step + 1, _tensors(team, optimizers), {"log": log})
         advance(note=_note(numbers))
-    _check_weights_moved(settings, team, before)
-    return log
+    return log + _changed_shares(settings, team, before, log[-1])
 
 
 def _update(
@@ -163,8 +162,14 @@ def _note(numbers: StepNumbers) -> str:
     return " ".join(f"{name} {joint[name]:.4g}" for name in shown)
 
 
-def _check_weights_moved(settings: Any, team: Team, before: Sequence[torch.Tensor]) -> None:
-    """Training that changes no weight is an error: a learning rate lost to rounding looks like success otherwise."""
+def _changed_shares(
+    settings: Any, team: Team, before: Sequence[torch.Tensor], last: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Rows of the training log, at its last step: the share of weights that training changed.
+
+    None is an error: a learning rate lost to rounding looks like success otherwise.
+    """
+    rows = []
     for agent, sample in enumerate(before):
         share = changed_share(sample, weight_sample(team.agents[agent].model.parameters()))
         if share == 0.0:
@@ -172,6 +177,8 @@ def _check_weights_moved(settings: Any, team: Team, before: Sequence[torch.Tenso
                 f"agent_{agent}: no weight changed in training. Every gradient was zero, or the learning rate "
                 f"{settings.learning_rate} is too small."
             )
+        rows.append({**last, "agent": agent, "name": "changed_share", "value": share})
+    return rows
 
 
 def _save(work: Work, team: Team, log: Sequence[Mapping[str, Any]]) -> None:

@@ -29,6 +29,9 @@ from comlrl_stages.teams.batching import plan_batches
 from comlrl_stages.teams.log_probs import completion_log_probs
 from comlrl_stages.teams.team import Team
 
+# Nats per token by which float32 log-probs of one response differ between batches: a smaller margin is a tie.
+ROUNDING = 1e-6
+
 
 @dataclass(frozen=True)
 class TrainingPair:
@@ -52,6 +55,12 @@ def build(settings: MadpoSettings, work: Work, team: Team) -> "MadpoUpdates":
     responses = JointResponses(completions, rewards, ["prompt_ids", "completion_ids"])
     reference = _reference(work, team) if settings.reference != "none" else None
     chosen = read_table(work.inputs["training_pairs"], TRAINING_PAIRS).sort_by("draw")["pair_id"].to_pylist()
+    unknown = next((pair_id for pair_id in chosen if pair_id not in pairs), None)
+    if unknown is not None:
+        raise UserError(
+            f"{work.inputs['training_pairs']}: names the pair {unknown}, which {work.inputs['pairs']} does not hold. "
+            "Run the replay stage again."
+        )
     return MadpoUpdates(settings, team, [_training_pair(pairs[i], responses, reference) for i in chosen])
 
 
@@ -138,6 +147,8 @@ class MadpoUpdates:
     def _diagnostics(self, seen: Sequence[tuple[torch.Tensor | None, ...]]) -> dict[int, dict[str, float]]:
         """Means over the minibatch, per agent and for the team."""
         margins, sums, tokens, entropies = (torch.cat([one[i] for one in seen], dim=-1) for i in range(4))
+        if seen[0][4] is not None:
+            margins = margins.where(margins.abs() > ROUNDING * tokens.sum(dim=1), 0.0)
         values = madpo.diagnostics(margins, sums[:, 0], sums[:, 1])
         for agent in range(len(self._team.agents)):
             own = values[agent]
@@ -153,22 +164,43 @@ class MadpoUpdates:
 
 
 def _training_pair(
-    pair: Mapping[str, Any], responses: JointResponses, reference: Mapping[tuple[str, str], Sequence[float]] | None
+    pair: Mapping[str, Any],
+    responses: JointResponses,
+    reference: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]] | None,
 ) -> TrainingPair:
     sides = {side: responses.agents(pair["task_id"], pair[side]) for side in SIDES}
-    found = None if reference is None else {side: reference[pair["pair_id"], side] for side in SIDES}
-    return TrainingPair(pair["pair_id"], sides, found)
+    if reference is None:
+        return TrainingPair(pair["pair_id"], sides, None)
+    sums = {side: _sums(pair["pair_id"], side, sides[side], reference) for side in SIDES}
+    return TrainingPair(pair["pair_id"], sides, sums)
 
 
-def _reference(work: Work, team: Team) -> dict[tuple[str, str], list[float]]:
-    """Summed reference log-probs of all agents by pair and side, after the digests of the models were compared."""
+def _sums(
+    pair_id: str,
+    side: str,
+    completions: Sequence[Mapping[str, Any]],
+    reference: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]],
+) -> list[float]:
+    """Summed reference log-probs of each agent's response, after the numbers of tokens were compared."""
+    rows = reference.get((pair_id, side), [])
+    found, expected = [row["tokens"] for row in rows], [len(row["completion_ids"]) for row in completions]
+    if found != expected:
+        raise UserError(
+            f"the reference log-probs of pair {pair_id}, {side}, are of responses with {found} tokens, but the "
+            f"completions have {expected}: they belong to other pairs or completions. Run the refer stage again."
+        )
+    return [row["log_prob_sum"] for row in rows]
+
+
+def _reference(work: Work, team: Team) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+    """Rows of all agents by pair and side, in actor order, after the digests of the models were compared."""
     path = work.inputs["reference_log_probs"]
-    sums: dict[tuple[str, str], list[float]] = {}
+    rows: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in read_table(path, REFERENCE_LOG_PROBS).sort_by("agent").to_pylist():
         if row["reference_digest"] != team.digests[row["agent"]]:
             raise UserError(
                 f"{path}: the log-probs of agent_{row['agent']} come from another model than the one that is trained. "
                 "Run the refer stage again."
             )
-        sums.setdefault((row["pair_id"], row["side"]), []).append(row["log_prob_sum"])
-    return sums
+        rows.setdefault((row["pair_id"], row["side"]), []).append(row)
+    return rows

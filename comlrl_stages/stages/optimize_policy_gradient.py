@@ -72,7 +72,7 @@ def build(settings: MarlhfSettings, work: Work, team: Team) -> "PolicyGradientUp
     prompted, dropped = prompt_items(team, task, items, sampling.max_new_tokens, sampling.overflow)
     work.count("policy", dropped=dropped)
     reward_model = load_reward_model(checked_directory(work.inputs["reward_model"]), team.compute.device)
-    reference = load_team(work.inputs["models"], work.digest("models"), settings.team, settings.compute)
+    reference = load_team(work.inputs["models"], work.digest("models"), settings.team, settings.compute, masters=True)
     runner = reward_runner(settings.task, settings.scoring, int(work.runtime.get("score_workers", 1)))
     return PolicyGradientUpdates(settings, team, prompted, reward_model, reference, runner)
 
@@ -158,9 +158,11 @@ class PolicyGradientUpdates:
         joint = rollouts.joint_texts()
         scored = self._task_reward.score([item.item for item, _ in joint], [texts for _, texts in joint])
         task_rewards = [one.reward for one in scored if math.isfinite(one.reward)]
+        finite = learned[learned.isfinite()]
         numbers = {
-            "reward_mean": learned.mean().item(),
-            "reward_std": learned.std(correction=0).item(),
+            "reward_mean": finite.mean().item(),
+            "reward_std": finite.std(correction=0).item(),
+            "reward_failed_share": 1.0 - finite.numel() / learned.numel(),
             "zero_variance_share": zero_variance(learned).double().mean().item(),
             "task_reward_failed_share": 1.0 - len(task_rewards) / len(scored),
         }

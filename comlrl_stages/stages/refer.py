@@ -32,7 +32,7 @@ def run(settings: ReferSettings, work: Work) -> None:
     rewards = read_table(work.inputs["rewards"], REWARDS)
     responses = JointResponses(completions, rewards, ["prompt_ids", "completion_ids"])
     folders: Sequence[Path] = [checked_directory(folder) for folder in work.inputs["models"]]
-    team = load_team(folders, work.digest("models"), settings.team, settings.compute)
+    team = load_team(folders, work.digest("models"), settings.team, settings.compute, masters=True)
     advance = work.progress(len(team.agents), "agents")
     rows: list[dict[str, Any]] = []
     for agent, loaded in enumerate(team.agents):

@@ -11,7 +11,9 @@ A task is any object (a class, an instance, a function that returns one, or a mo
     eval_items        the same, for a task with an evaluation split of its own (optional)
     transition        transition(prompt, agent_completions, num_agents, prompt_history_per_agent,
                       response_history_per_agent) -> n prompts of the next turn (optional)
-    eval_logger, eval_aggregator, metrics_callback      extra metrics (optional)
+    eval_logger, eval_aggregator      extra metrics of the evaluation: rows of all responses, and what they come to
+    metrics_callback  metrics_callback(rollouts) -> numbers, once per eval item, then averaged; a rollout has agent_idx,
+                      prompt, completion and metadata (optional)
     reward_scope      "team" (default): one number per joint response; "agent": a list of n numbers
     agents            n; needed only if the reward takes `*completions` and `formatters` is not a list
 

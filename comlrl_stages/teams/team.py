@@ -44,7 +44,13 @@ class Team:
 
 
 def load_team(
-    folders: Sequence[Path], digests: Sequence[str], settings: Any, arithmetic: Any, *, trainable: bool = False
+    folders: Sequence[Path],
+    digests: Sequence[str],
+    settings: Any,
+    arithmetic: Any,
+    *,
+    trainable: bool = False,
+    masters: bool = False,
 ) -> Team:
     """Load a team.
 
@@ -55,18 +61,21 @@ def load_team(
         digests: digest of each agent's weights.
         settings: a stage's team settings (prompt formats, weight dtypes, attention).
         arithmetic: a stage's numeric settings (threads, compute dtype, device).
+        masters: float32 weights whatever the settings say, as a trained team has them: a reference in another dtype
+            would not be the policy that training starts from.
     """
     set_up_torch(arithmetic.torch_threads)
     compute: Compute | None = None
     loaded: dict[Any, LoadedModel] = {}
     agents = []
     for agent, folder in enumerate(folders):
-        dtype, attention = settings.weights_dtypes[agent], settings.attentions[agent]
+        dtype = "float32" if trainable or masters else settings.weights_dtypes[agent]
+        attention = settings.attentions[agent]
         key = agent if trainable else (digests[agent], dtype, attention)
         if key not in loaded:
             loaded[key] = load_model(
                 folder,
-                dtype="float32" if trainable else dtype,
+                dtype=dtype,
                 attention=attention,
                 trust_remote_code=settings.trust_remote_code[agent],
             )

@@ -78,9 +78,14 @@ class Workflow:
                 found[rule].add(line.split(":", 1)[1].strip())
         return found
 
-    def write_experiment(self, values: dict) -> None:
-        text = yaml.safe_dump(values, allow_unicode=True)
-        (self.folder / "config" / "experiments" / "small.yaml").write_text(text, encoding="utf-8")
+    def write(self, path: str, text: str) -> None:
+        """Write a text file of the project."""
+        file = self.folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+
+    def write_experiment(self, values: dict, name: str = "small") -> None:
+        self.write(f"config/experiments/{name}.yaml", yaml.safe_dump(values, allow_unicode=True))
 
     def manifests(self) -> dict[str, str]:
         """Every manifest of the results, by path."""
@@ -100,11 +105,8 @@ def make_workflow(root: Path) -> Workflow:
     for name in ("comlrl_stages", "workflow", "profiles", "config"):
         shutil.copytree(REPOSITORY / name, code / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "Snakefile", code)
-    (folder / "config" / "experiments").mkdir(parents=True)
-    (folder / "config" / "models").mkdir()
-    tiny = {"builtin": "tiny", "pretraining_steps": 10}
-    (folder / "config" / "models" / "tiny.yaml").write_text(yaml.safe_dump(tiny), encoding="utf-8")
     workflow = Workflow(folder, code)
+    workflow.write("config/models/tiny.yaml", yaml.safe_dump({"builtin": "tiny", "pretraining_steps": 10}))
     workflow.write_experiment(EXPERIMENT)
     return workflow
 

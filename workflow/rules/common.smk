@@ -4,7 +4,7 @@ import os
 import sys
 from itertools import product
 
-from comlrl_stages.checks import check_project
+from comlrl_stages.checks import check_project, check_sources
 from comlrl_stages.config import Base, Madpo, Marlhf, used_reward_models
 from comlrl_stages.errors import UserError
 from comlrl_stages.project import load_project
@@ -18,13 +18,16 @@ os.environ.update(
     COMLRL_STAGES_WORKFLOW_PID=str(os.getpid()),
 )
 
-CONFIG_FOLDERS = list(dict.fromkeys([Path("config"), Path(workflow.basedir) / "config"]))
+SHIPPED_CONFIG = Path(workflow.basedir).resolve() / "config"
+# A file of the working directory goes before one that ships.
+CONFIG_FOLDERS = [Path("config"), *([SHIPPED_CONFIG] if SHIPPED_CONFIG != Path("config").resolve() else [])]
 
 try:
-    project = load_project(config, CONFIG_FOLDERS)
+    project = load_project(config, CONFIG_FOLDERS, "config.yaml, overlays and --config")
+    check_sources(project)
     list(check_project(project))
 except UserError as error:
-    raise WorkflowError(str(error))
+    sys.exit(f"error: {error}")  # an exception would be shown with lines of this file
 
 
 wildcard_constraints:
@@ -48,7 +51,7 @@ def tracked(stage):
     try:
         return tracked_settings(project, stage)
     except UserError as error:
-        raise WorkflowError(str(error))
+        sys.exit(f"error: {error}")
 
 
 def runtime(key):
