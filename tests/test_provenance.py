@@ -378,7 +378,7 @@ PROMPTING = {"sample", "sample_evaluation", "optimize"}
         ("LIMIT = 3", "LIMIT = 4", SCORING),
         ('"first: "', '"1st: "', PROMPTING),
         ('{"prompt": "b"}', '{"prompt": "c"}', {"split"}),
-        ('{"mean": 1.0}', '{"mean": 2.0}', {"evaluate", "optimize"}),
+        ('{"mean": 1.0}', '{"mean": 2.0}', {"evaluate"}),
         ('reward_scope = "team"', 'reward_scope = "agent"', SCORING),
         ("UNUSED = 1", "UNUSED = 2", set()),
         ('"""A task."""', "# nothing", set()),

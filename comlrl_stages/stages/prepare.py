@@ -6,11 +6,10 @@ only stage that may use the network. Writes one model folder: weights, tokenizer
 
 from typing import Any
 
-import torch
-
 from comlrl_stages.artifacts import Work
 from comlrl_stages.errors import UserError
 from comlrl_stages.settings import PrepareSettings
+from comlrl_stages.teams.compute import set_up_torch
 from comlrl_stages.teams.loading import LoadedModel, facts_of, save_model
 from comlrl_stages.teams.sources import from_folder, from_gguf, from_hub
 from comlrl_stages.teams.tiny import build_tiny_model
@@ -18,7 +17,7 @@ from comlrl_stages.teams.tiny import build_tiny_model
 
 def run(settings: PrepareSettings, work: Work) -> None:
     """Write the model folder `model`."""
-    torch.set_num_threads(settings.torch_threads)
+    set_up_torch(settings.torch_threads)
     model, tokenizer = _fetch(settings, work)
     if settings.chat_template is not None:
         tokenizer.chat_template = settings.chat_template

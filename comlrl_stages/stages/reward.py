@@ -35,7 +35,7 @@ from comlrl_stages.preferences.joint_responses import JointResponses
 from comlrl_stages.seeding import stream, torch_seed
 from comlrl_stages.settings import RewardSettings
 from comlrl_stages.teams.batching import plan_batches
-from comlrl_stages.teams.compute import Compute, resolve_compute
+from comlrl_stages.teams.compute import Compute, resolve_compute, set_up_torch
 from comlrl_stages.teams.reward_model import (
     JointInput,
     LoadedRewardModel,
@@ -80,7 +80,7 @@ Scores = dict[tuple[int, ...], float]
 
 def run(settings: RewardSettings, work: Work) -> None:
     """Fit the reward model, measure it before and after on held-out tasks, and save it."""
-    torch.set_num_threads(settings.compute.torch_threads)
+    set_up_torch(settings.compute.torch_threads)
     loaded, compute = _new_model(settings, work)
     encoded = _encoded_pairs(loaded, work)
     pairs = [pair for pair in encoded if pair.winner.ids != pair.loser.ids]

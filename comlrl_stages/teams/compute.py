@@ -46,6 +46,12 @@ def resolve_compute(requested_dtype: str, device: str, hidden_size: int) -> Comp
     return Compute(device, requested_dtype)
 
 
+def set_up_torch(threads: int) -> None:
+    """Fix what makes results depend on the machine's state: the number of threads, and kernels that race."""
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
 def _resolve_device(device: str) -> str:
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"

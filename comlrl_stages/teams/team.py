@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from comlrl_stages.teams.compute import Compute, resolve_compute
+from comlrl_stages.teams.compute import Compute, resolve_compute, set_up_torch
 from comlrl_stages.teams.loading import LoadedModel, load_model
 from comlrl_stages.teams.prompts import PromptFormat, encode_prompt
 
@@ -91,9 +89,3 @@ def load_team(
         )
     ]
     return Team(agents, list(digests), formats, compute)
-
-
-def set_up_torch(threads: int) -> None:
-    """Fix what makes results depend on the machine's state: the number of threads, and kernels that race."""
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(True, warn_only=True)

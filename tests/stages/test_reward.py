@@ -27,7 +27,7 @@ CPU = Compute("cpu", "float32")
 
 
 def _settings(**changes):
-    values = {"learning_rate": 3e-3, "epochs": 5, "batch_size": 8, "max_length": 96, "held_out_fraction": 0.3}
+    values = {"learning_rate": 1e-3, "epochs": 10, "batch_size": 8, "max_length": 96, "held_out_fraction": 0.3}
     numeric = {"device": "cpu", "compute_dtype": "float32", "training_tokens": changes.pop("training_tokens", 2048)}
     return RewardSettings(**{**values, **changes}, compute=ComputeSettings(**numeric))
 
