@@ -309,8 +309,9 @@ class Work:
         self.facts.update(_plain(facts))
 
     def progress(self, total: int, label: str) -> Callable[..., None]:
-        """Return `advance(n=1, note="")`: a bar on a terminal, sparse lines in a log."""
-        return progress_reporter(total, f"{self.stage}: {label}")
+        """Return `advance(n=1, note="", kept=False)`: a bar on a terminal, sparse lines in a log."""
+        seconds = float(self.runtime.get("log_seconds", 10.0))
+        return progress_reporter(total, f"{self.stage}: {label}", seconds)
 
     def digest(self, name: str) -> Any:
         """Digest of the input `name` (a list of digests for a list of inputs)."""

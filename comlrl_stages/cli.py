@@ -337,6 +337,13 @@ def main() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    # Leave at once: a stage that is killed while its libraries tidy up has published, but counts as failed.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -368,6 +368,7 @@ class Runtime(Strict):
 
     score_workers: int = Field(1, ge=1, description="processes that call the reward function at once")
     checkpoint_interval: int = Field(10, ge=1, description="optimizer steps between two checkpoints")
+    log_seconds: float = Field(10.0, ge=0.0, description="least time between two lines of progress in a stage's log")
 
 
 # --- experiment ---------------------------------------------------------------------------------------------------

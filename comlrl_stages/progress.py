@@ -4,14 +4,15 @@ import sys
 import time
 from collections.abc import Callable
 
-SECONDS_BETWEEN_LINES = 10.0
 
+def progress_reporter(total: int, label: str, seconds_between_lines: float) -> Callable[..., None]:
+    """Return `advance(n=1, note="", kept=False)`, to be called as work gets done; `total` units in all.
 
-def progress_reporter(total: int, label: str) -> Callable[..., None]:
-    """Return `advance(n=1, note="")`, to be called as work gets done; `total` units in all."""
+    `kept` marks units that an earlier, killed run had done.
+    """
     if total == 0:
-        return lambda n=1, note="": None
-    return _terminal_bar(total, label) if sys.stderr.isatty() else _log_lines(total, label)
+        return lambda n=1, note="", kept=False: None
+    return _terminal_bar(total, label) if sys.stderr.isatty() else _log_lines(total, label, seconds_between_lines)
 
 
 def _terminal_bar(total: int, label: str) -> Callable[..., None]:
@@ -30,7 +31,7 @@ def _terminal_bar(total: int, label: str) -> Callable[..., None]:
     bar.start()
     done = 0
 
-    def advance(n: int = 1, note: str = "") -> None:
+    def advance(n: int = 1, note: str = "", kept: bool = False) -> None:
         nonlocal done
         done += n
         bar.update(task, advance=n, note=note)
@@ -40,15 +41,24 @@ def _terminal_bar(total: int, label: str) -> Callable[..., None]:
     return advance
 
 
-def _log_lines(total: int, label: str) -> Callable[..., None]:
-    done, last = 0, time.monotonic()
+def _log_lines(total: int, label: str, seconds_between_lines: float) -> Callable[..., None]:
+    done, kept_units, last = 0, 0, time.monotonic()
 
-    def advance(n: int = 1, note: str = "") -> None:
-        nonlocal done, last
+    def say(text: str) -> None:
+        print(f"{label}: {text}", file=sys.stderr, flush=True)
+
+    def advance(n: int = 1, note: str = "", kept: bool = False) -> None:
+        nonlocal done, kept_units, last
         done += n
+        if kept:
+            kept_units += n
+            return
+        if kept_units:
+            say(f"{kept_units}/{total} kept from an earlier run")
+            kept_units = 0
         now = time.monotonic()
-        if done >= total or now - last >= SECONDS_BETWEEN_LINES:
+        if done >= total or now - last >= seconds_between_lines:
             last = now
-            print(f"{label}: {done}/{total}{' ' + note if note else ''}", file=sys.stderr, flush=True)
+            say(f"{done}/{total} {note}".rstrip())
 
     return advance

@@ -39,12 +39,13 @@ def sample_in_shards(
     shards = []
     for number, batch in enumerate(batches):
         path = work.partial / "shards" / f"{number:06d}.parquet"
-        if not path.exists():
+        kept = path.exists()
+        if not kept:
             sampled = sample_batch(team, draws, batch, parameters, budget, settings.seed)
             shard = _shard(team, draws, batch, sampled, reference, parameters.temperature, budget)
             write_table(path, shard, COMPLETIONS)
         shards.append(path)
-        advance(len(batch.positions))
+        advance(len(batch.positions), kept=kept)
     table = _in_order(shards, batches)
     write_table(work.output("completions"), table, COMPLETIONS)
     lengths = [len(ids) for ids in table["completion_ids"].to_pylist()]

@@ -88,7 +88,7 @@ def _train(settings: Any, work: Work, team: Team, algorithm: Algorithm) -> list[
     start, log = _restore(checkpoints, team, optimizers)
     interval = int(work.runtime.get("checkpoint_interval", 10))
     advance = work.progress(algorithm.total_steps, "updates")
-    advance(start)
+    advance(start, kept=True)
     for step in range(start, algorithm.total_steps):
         numbers = algorithm.backward(step)
         scale = lr_scale(step, algorithm.total_steps, settings.warmup_fraction, settings.decay)

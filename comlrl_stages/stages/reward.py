@@ -220,7 +220,7 @@ def _fit(
         optimization.restore_training_state(named, optimizer, tensors)
         steps = state["steps"]
     advance = work.progress(len(plan), "updates")
-    advance(len(steps))
+    advance(len(steps), kept=True)
     for step in range(len(steps), len(plan)):
         scale = optimization.lr_scale(step, len(plan), settings.warmup_fraction, settings.decay)
         optimization.set_learning_rate(optimizer, settings.learning_rate * scale)

@@ -34,13 +34,14 @@ def run(settings: ScoreSettings, work: Work) -> None:
         for start in range(0, len(joints), JOINTS_PER_SHARD):
             shard = joints[start : start + JOINTS_PER_SHARD]
             path = work.partial / "shards" / f"joints_{start:08d}.parquet"
-            scored = pq.read_table(path) if path.exists() else _score(runner, shard, items, settings.agents)
+            kept = path.exists()
+            scored = pq.read_table(path) if kept else _score(runner, shard, items, settings.agents)
             status.update(scored["status"].to_pylist())
             rows.append(scored)
             _check_failures(rows, status, len(joints), settings.tolerate_failures)
-            if not path.exists():
+            if not kept:
                 write_table(path, scored, REWARDS)
-            advance(len(shard))
+            advance(len(shard), kept=kept)
     table = pa.concat_tables(rows) if rows else table_of([], REWARDS)
     write_table(work.output("rewards"), table, REWARDS)
     dropped = {name: count for name, count in sorted(status.items()) if name != "ok"}

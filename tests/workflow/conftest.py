@@ -27,6 +27,7 @@ EXPERIMENT = {
         "marlhf": {"learning_rate": 1e-4, "epochs": 2, "generations": 2, "items_per_step": 2},
     },
     "evaluation": {"samples_per_task": 3, "bootstrap_replicates": 200},
+    "compute": {"sampling_tokens": 512},
     "runtime": {"checkpoint_interval": 1},
 }
 

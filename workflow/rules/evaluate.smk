@@ -24,6 +24,7 @@ rule sample_evaluation:
     params:
         **tracked("sample_evaluation"),
         **arguments("sample_evaluation", team_arguments),
+        log_seconds=runtime("log_seconds"),
     shell:
         "exec comlrl-stages sample-evaluation --items {input.task_items:q} --train-items {input.train:q} "
         "--output {output.completions:q} {params:q} > {log:q} 2>&1"

@@ -21,6 +21,7 @@ rule sample:
     params:
         **tracked("sample"),
         **arguments("sample", base_model_arguments),
+        log_seconds=runtime("log_seconds"),
     shell:
         "exec comlrl-stages sample --items {input.task_items:q} --output {output.completions:q} {params:q} > {log:q} 2>&1"
 
@@ -41,6 +42,7 @@ rule score:
     threads: score_workers
     params:
         **tracked("score"),
+        log_seconds=runtime("log_seconds"),
         workers=runtime("score_workers"),
     shell:
         "exec comlrl-stages score --items {input.task_items:q} --completions {input.completions:q} "

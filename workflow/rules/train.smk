@@ -29,6 +29,7 @@ rule reward:
     threads: torch_threads
     params:
         **tracked("reward"),
+        log_seconds=runtime("log_seconds"),
         checkpoints=runtime("checkpoint_interval"),
     shell:
         "exec comlrl-stages reward --model {input.model:q} --items {input.task_items:q} --pairs {input.pairs:q} "
@@ -73,6 +74,7 @@ rule refer:
     params:
         **tracked("refer"),
         **arguments("refer", base_model_arguments),
+        log_seconds=runtime("log_seconds"),
     shell:
         "exec comlrl-stages refer --pairs {input.pairs:q} --completions {input.completions:q} --rewards {input.rewards:q} "
         "--output {output.log_probs:q} {params:q} > {log:q} 2>&1"
@@ -96,6 +98,7 @@ rule optimize:
     params:
         **tracked("optimize"),
         **arguments("optimize", training_arguments),
+        log_seconds=runtime("log_seconds"),
         checkpoints=runtime("checkpoint_interval"),
         workers=runtime("score_workers"),
     shell:
