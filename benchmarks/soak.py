@@ -3,8 +3,8 @@
     python benchmarks/soak.py /tmp/undisturbed /tmp/soaked --kills 30
 
 The first folder holds an undisturbed run (made if it is empty), the second the one that is killed. Each kill is a
-SIGKILL by pid, of a stage or of Snakemake itself, at a random moment; then `--unlock` and the same command again. Prints
-a line per kill and ends with 1 if any manifest differs.
+SIGKILL by pid, of a stage or of Snakemake itself, at a random moment; then `--unlock` and the same command again.
+Prints a line per kill and ends with 1 if any manifest differs.
 """
 
 import os

@@ -28,10 +28,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from comlrl_stages.errors import UserError
-from comlrl_stages.files import SCHEMA_VERSION, beside, file_digest, write_json
+from comlrl_stages.files import SCHEMA_VERSION, atomic_file, beside, file_digest, write_json
 from comlrl_stages.progress import progress_reporter
 
 LOCK_PATIENCE_S = 60.0
+RESERVED_BYTES = 32768
 
 # --- table schemas ------------------------------------------------------------------------------------------------
 
@@ -272,12 +273,9 @@ def _check_schema(path: Path, found: pa.Schema, expected: pa.Schema) -> None:
 
 def write_table(path: Path, table: pa.Table, schema: pa.Schema | None = None) -> None:
     """Write Parquet atomically; with a schema, columns and types must match it."""
-    path = Path(path)
     table = table if schema is None else table.select(schema.names).cast(schema)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, temporary, compression="zstd")
-    os.replace(temporary, path)
+    with atomic_file(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
 
 
 @dataclass
@@ -290,9 +288,15 @@ class Work:
     partial: Path
     runtime: Mapping[str, Any]
     identity: Mapping[str, Any]
-    finished: bool  # everything was computed, and the stage was killed while it published
+    finished: bool = False  # everything was computed, and the stage was killed while it published
     counts: dict[str, dict[str, Any]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+    tracker: Callable[[Sequence[Mapping[str, Any]]], None] | None = None
+
+    @property
+    def key(self) -> str:
+        """Digest of what is done: stage, settings, code, versions and inputs."""
+        return hashlib.sha256(_canonical(self.identity)).hexdigest()
 
     def output(self, name: str) -> Path:
         """Where to write the artifact `name`; it moves into place when the stage has ended well."""
@@ -312,6 +316,14 @@ class Work:
         """Return `advance(n=1, note="", kept=False)`: a bar on a terminal, sparse lines in a log."""
         seconds = float(self.runtime.get("log_seconds", 10.0))
         return progress_reporter(total, f"{self.stage}: {label}", seconds)
+
+    def track(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Show rows of the training log while they arise, in the order of their steps, where the user asked for it.
+
+        A run that was killed shows the rows of its checkpoint again: what is known already is passed over.
+        """
+        if self.tracker is not None:
+            self.tracker(rows)
 
     def digest(self, name: str) -> Any:
         """Digest of the input `name` (a list of digests for a list of inputs)."""
@@ -337,14 +349,38 @@ def open_work(
     partial = first.with_name(f"{first.name}.partial")
     identity = {"stage": stage, "tracked": dict(tracked), "inputs": {n: _digests(v) for n, v in inputs.items()}}
     with _locked(partial):
-        _keep_or_empty(partial, hashlib.sha256(_canonical(identity)).hexdigest())
-        finished = _is_finished(partial, outputs)
-        work = Work(stage, inputs, outputs, partial, runtime or {}, identity, finished)
-        yield work
-        if not finished:
-            _seal(work)
-        _publish(partial, outputs, started)
+        work = Work(stage, inputs, outputs, partial, runtime or {}, identity)
+        _keep_or_empty(partial, work.key)
+        work.finished = _is_finished(partial, outputs)
+        with _room_for_a_message(partial):
+            yield work
+            seal(work)
+            _publish(partial, outputs, started)
+        _no_dates_from_the_future(inputs)
         _remove(partial)
+
+
+@contextmanager
+def _room_for_a_message(partial: Path) -> Iterator[None]:
+    """Hold a little space that is given back on an error: on a full disk the log could not say why otherwise."""
+    reserve = partial / "reserve"
+    reserve.write_bytes(os.urandom(RESERVED_BYTES))
+    try:
+        yield
+    finally:
+        reserve.unlink(missing_ok=True)
+
+
+def _no_dates_from_the_future(inputs: Mapping[str, Any]) -> None:
+    """Date inputs from the future to now: where the clock was set back Snakemake refuses outputs older than inputs.
+
+    Nothing runs again for it: what changed is told by digests.
+    """
+    paths = [path for value in inputs.values() for path in (value if isinstance(value, list | tuple) else [value])]
+    for path in [*paths, *(beside(path, "manifest") for path in paths)]:
+        with suppress(OSError):
+            if path.stat().st_mtime > time.time():
+                os.utime(path)
 
 
 def _is_finished(partial: Path, outputs: Mapping[str, Path]) -> bool:
@@ -433,26 +469,35 @@ def _is_still(lock: Path, stream: Any) -> bool:
         return False
 
 
-def _seal(work: Work) -> None:
-    """Write the manifest and provenance of every artifact into the partial folder, then mark it complete."""
-    sealed = {}
-    for name, target in work.targets.items():
-        path = work.output(name)
-        if not path.exists():
-            raise RuntimeError(f"stage {work.stage} did not write its output {name} ({target})")
-        sealed[name] = {
-            "manifest": {"schema": SCHEMA_VERSION, "files": _files(path), "counts": work.counts.get(name, {})},
-            "provenance": {
-                "stage": work.stage,
-                "tracked": dict(work.identity["tracked"]),
-                "inputs": _named_inputs(work),
-                "resolved": work.facts,
-            },
-        }
-    write_json(work.partial / "complete.json", sealed)
+def seal(work: Work) -> dict[str, str]:
+    """Write the manifest and provenance of every artifact into the partial folder, which marks the work complete.
+
+    From then on a killed stage only publishes, and sealed work stays as it is. Returns each artifact's digest, by name.
+    """
+    path = work.partial / "complete.json"
+    if not path.exists():
+        write_json(path, {name: _sealed(work, name) for name in work.targets})
+    sealed = json.loads(path.read_text(encoding="utf-8"))
+    return {name: hashlib.sha256(_canonical(one["manifest"]["files"])).hexdigest() for name, one in sealed.items()}
 
 
-def _named_inputs(work: Work) -> list[dict[str, str]]:
+def _sealed(work: Work, name: str) -> dict[str, Any]:
+    path = work.output(name)
+    if not path.exists():
+        raise RuntimeError(f"stage {work.stage} did not write its output {name} ({work.targets[name]})")
+    return {
+        "manifest": {"schema": SCHEMA_VERSION, "files": _files(path), "counts": work.counts.get(name, {})},
+        "provenance": {
+            "stage": work.stage,
+            "tracked": dict(work.identity["tracked"]),
+            "inputs": named_inputs(work),
+            "resolved": work.facts,
+        },
+    }
+
+
+def named_inputs(work: Work) -> list[dict[str, str]]:
+    """Name, path and digest of every input, one by one where a name has several."""
     named = []
     for name, value in work.inputs.items():
         paths, digests = (

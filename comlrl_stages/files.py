@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,24 @@ def file_digest(path: Path) -> str:
 
 def write_json(path: Path, content: Any) -> None:
     """Write JSON atomically, with sorted keys, so that equal content is equal bytes."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(temporary, "w", encoding="utf-8") as stream:
+    with atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8") as stream:
         stream.write(json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
         stream.flush()
         os.fsync(stream.fileno())
-    os.replace(temporary, path)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path; the file written there takes its place when the block ends well, and goes otherwise."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # on a full disk this makes room for the message
+        raise
 
 
 def beside(artifact: Path, kind: str) -> Path:

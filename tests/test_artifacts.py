@@ -191,7 +191,7 @@ def stop_inside(folder, tracked=None, inputs=None):
 
 
 def test_an_error_publishes_nothing_and_keeps_the_work(tmp_path):
-    assert stop_inside(tmp_path) == [".lock", "key"]
+    assert stop_inside(tmp_path) == [".lock", "key", "reserve"]
     assert [path.name for path in tmp_path.iterdir()] == ["pairs.parquet.partial"]
     assert stop_inside(tmp_path) == [".lock", "key", "shard"]
 
@@ -206,8 +206,8 @@ def test_an_error_leaves_the_old_result_alone(tmp_path):
 
 def test_other_settings_empty_the_partial_folder(tmp_path):
     stop_inside(tmp_path, {"test.seed": "0"})
-    assert stop_inside(tmp_path, {"test.seed": "1"}) == [".lock", "key"]
-    assert stop_inside(tmp_path, {"test.seed": "0"}) == [".lock", "key"]
+    assert stop_inside(tmp_path, {"test.seed": "1"}) == [".lock", "key", "reserve"]
+    assert stop_inside(tmp_path, {"test.seed": "0"}) == [".lock", "key", "reserve"]
 
 
 def test_other_inputs_empty_the_partial_folder(tmp_path):
@@ -231,7 +231,7 @@ def test_a_partial_folder_that_was_half_emptied_belongs_to_no_work(tmp_path, mon
     with pytest.raises(Stop), open_work("test", {"test.seed": "1"}, {}, {"pairs": tmp_path / "pairs.parquet"}):
         pass
     monkeypatch.undo()
-    assert stop_inside(tmp_path, {"test.seed": "0"}) == [".lock", "key"]
+    assert stop_inside(tmp_path, {"test.seed": "0"}) == [".lock", "key", "reserve"]
 
 
 def test_an_output_that_was_not_written_is_an_error(tmp_path):

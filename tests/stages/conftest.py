@@ -73,7 +73,7 @@ class Interrupt:
     def __init__(self, left: int):
         self.left = left
 
-    def __call__(self, n: int = 1, note: str = "") -> None:
+    def __call__(self, n: int = 1, note: str = "", kept: bool = False) -> None:
         self.left -= n
         if self.left <= 0:
             raise KeyboardInterrupt

@@ -117,7 +117,7 @@ class _Interrupt:
     def __init__(self, steps):
         self.left = steps
 
-    def __call__(self, n=1, note=""):
+    def __call__(self, n=1, note="", kept=False):
         self.left -= n
         if self.left <= 0:
             raise KeyboardInterrupt
