@@ -1,4 +1,4 @@
-"""The command line: one subcommand per stage, as the workflow calls them, and commands that look after the config.
+"""The command line: one subcommand per stage, as the workflow calls them, and commands for configuration and results.
 
 This module only parses. It stays light: `--help` loads neither torch nor pandas; a stage is imported when it runs.
 """
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from comlrl_stages.errors import UserError
+from comlrl_stages.errors import UserError, machine_fault
 
 app = typer.Typer(
     help="Cooperative training of teams of LLM agents, stage by stage.",
@@ -237,9 +237,10 @@ def _run(stage: str, strings: list[str] | None, inputs: Mapping[str, Any], outpu
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from comlrl_stages.artifacts import open_work
     from comlrl_stages.settings import parse_settings
+    from comlrl_stages.tracking import open_run
 
     settings, runtime, tracked = parse_settings(stage, [string for string in strings or [] if string])
-    with open_work(stage, tracked, inputs, outputs, runtime) as work:
+    with open_work(stage, tracked, inputs, outputs, runtime) as work, open_run(work, settings):
         if not work.finished:
             importlib.import_module(f"comlrl_stages.stages.{stage}").run(settings, work)
 
@@ -260,6 +261,7 @@ def _stop_with_parent() -> None:
 
 # --- configuration ------------------------------------------------------------------------------------------------
 
+CONFIG = Path("config/config.yaml")
 ConfigFiles = Annotated[
     list[Path] | None,
     typer.Option("--configfile", help="config/config.yaml and overlays, later ones win", show_default=False),
@@ -318,20 +320,118 @@ def describe_task(task: Annotated[str, typer.Argument(help="the experiment's `ta
 
 
 def _project(configfiles: list[Path] | None) -> Any:
-    from comlrl_stages.project import load_project, merge, read_yaml
+    from comlrl_stages.project import load_project
 
-    files = configfiles or [Path("config/config.yaml")]
+    return load_project(*_config(configfiles))
+
+
+def _config(configfiles: list[Path] | None) -> tuple[dict[str, Any], list[Path], str]:
+    """The configuration, the folders of its experiments and models, and its name in messages."""
+    from comlrl_stages.project import merge, read_yaml
+
+    files = configfiles or [CONFIG]
     config: dict[str, Any] = {}
     for file in files:
         if not file.is_file():
             raise UserError(f"{file}: not found (looked for it from {Path.cwd()}); name it with --configfile")
         config = merge(config, read_yaml(file))
     folders = list(dict.fromkeys([Path("config"), *(file.parent for file in files)]))
-    return load_project(config, folders, " + ".join(str(file) for file in files))
+    return config, folders, " + ".join(str(file) for file in files)
+
+
+# --- looking after results ----------------------------------------------------------------------------------------
+
+Folder = Annotated[Path, typer.Argument(help="`results` or anything below, for example results/quickstart")]
+
+
+@app.command()
+def verify(
+    folder: Folder = Path("results"),
+    as_json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False,
+    configfile: ConfigFiles = None,
+) -> None:
+    """Check results: their bytes against the manifests, their provenance against the present configuration and code.
+
+    Ends with 0 if all is well, with 1 if something is damaged or would be made in another way now.
+    """
+    from comlrl_stages import condition, upkeep
+
+    findings = upkeep.verify(*condition.results_of(*_config(configfile), folder))
+    print(upkeep.verification_json(findings) if as_json else "\n".join(upkeep.verification_text(findings)))
+    if not upkeep.is_well(findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def status(
+    every_artifact: Annotated[bool, typer.Option("--long", help="also a line per artifact")] = False,
+    configfile: ConfigFiles = None,
+) -> None:
+    """Say where each experiment stands: done, partial, stale and missing per stage, what would run, and why."""
+    from comlrl_stages.condition import Results
+    from comlrl_stages.jobs import jobs_of
+    from comlrl_stages.status import conditions, status_text
+
+    project = _project(configfile)
+    for name in project.experiments:
+        found = conditions(Results(project, Path.cwd(), jobs_of(project, [name])))
+        print("\n".join(status_text(name, found, every_artifact=every_artifact)))
+
+
+@app.command()
+def accept(
+    folder: Folder,
+    snakefile: Annotated[
+        Path | None, typer.Option("--snakefile", "-s", help="as for snakemake", show_default=False)
+    ] = None,
+    configfile: ConfigFiles = None,
+) -> None:
+    """Keep results after a refactor or an update of libraries, as if the present code had made them.
+
+    Shows what differs. Changed settings, inputs or files are refused. The provenance keeps what it said before.
+    """
+    from comlrl_stages import condition, upkeep
+
+    acceptance = upkeep.acceptance_of(*condition.results_of(*_config(configfile), folder))
+    for line in acceptance.lines():
+        print(line)
+    upkeep.accept(acceptance, configfile or [CONFIG], snakefile)
+    print(f"accepted: {len(acceptance.differences)} artifacts that differed; Snakemake's records say so, too")
+
+
+@app.command()
+def prune(
+    folder: Folder = Path("results"),
+    yes: Annotated[bool, typer.Option("--yes", help="delete without a question")] = False,
+    configfile: ConfigFiles = None,
+) -> None:
+    """Delete unfinished work that no job of the present configuration goes on from. Lists it, then asks."""
+    from comlrl_stages.condition import results_of
+    from comlrl_stages.pruning import asking, prune
+
+    for line in prune(*results_of(*_config(configfile), folder), asking(yes, typer.confirm)):
+        print(line, flush=True)
+
+
+@app.command()
+def push(
+    export: Annotated[Path, typer.Argument(help="exported team: results/<experiment>/seed<n>/methods/<method>/export")],
+    repo: Annotated[str, _path("repository on the hub, owner/name", "--repo")],
+    private: Annotated[bool, typer.Option("--private/--public", help="who may see a new repository")] = True,
+    yes: Annotated[bool, typer.Option("--yes", help="upload without a question")] = False,
+) -> None:
+    """Upload an exported team to the Hugging Face hub. Checks its digests, says what would be uploaded, and asks."""
+    from comlrl_stages import publishing
+
+    plan = publishing.plan(export, repo, private)
+    print(plan.summary(), flush=True)
+    if not yes:
+        typer.confirm("Upload?", abort=True)
+    print(f"pushed: {publishing.upload(plan)}")
 
 
 def main() -> None:
-    """Entry point of `comlrl-stages`: a user's mistake is one message and exit code 1, never a traceback."""
+    """Entry point of `comlrl-stages`: a user's mistake or a full disk is a message and exit code 1, no traceback."""
     try:
         app(standalone_mode=True)
     except UserError as error:
@@ -340,6 +440,12 @@ def main() -> None:
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
+    except Exception as error:
+        fault = machine_fault(error)
+        if fault is None:
+            raise
+        print(f"error: {fault}", file=sys.stderr)
+        sys.exit(1)
     # Leave at once: a stage that is killed while its libraries tidy up has published, but counts as failed.
     sys.stdout.flush()
     sys.stderr.flush()

@@ -324,7 +324,7 @@ Method = Annotated[Base | Madpo | Marlhf, Field(discriminator="algorithm")]
 ALGORITHMS = ("base", "madpo", "marlhf")
 
 
-# --- evaluation, compute, runtime ---------------------------------------------------------------------------------
+# --- evaluation, compute, runtime, tracking -----------------------------------------------------------------------
 
 
 class Evaluation(Strict):
@@ -369,6 +369,42 @@ class Runtime(Strict):
     score_workers: int = Field(1, ge=1, description="processes that call the reward function at once")
     checkpoint_interval: int = Field(10, ge=1, description="optimizer steps between two checkpoints")
     log_seconds: float = Field(10.0, ge=0.0, description="least time between two lines of progress in a stage's log")
+
+
+class Wandb(Strict):
+    """Runs on Weights & Biases, one per training and evaluation. The API key comes from WANDB_API_KEY alone."""
+
+    mode: Literal["online", "offline"] = Field(
+        "online", description="`offline` records below `dir`, for `wandb sync` to upload"
+    )
+    project: Annotated[str, StringConstraints(pattern=r"^[^/\\#?%:]{1,128}$")] = Field(
+        "comlrl", description="project of the runs"
+    )
+    entity: str | None = Field(None, description="user or team of the project; null takes the API key's default")
+    name: str | None = Field(
+        None,
+        min_length=1,
+        description="first part of each run's name, before its method and seed; null is the experiment",
+    )
+    tags: list[Annotated[str, StringConstraints(min_length=1, max_length=64)]] = Field(
+        [], description="tags of every run"
+    )
+    dir: str | None = Field(
+        None, description="folder in which a folder `wandb` holds what W&B writes; null is `results/<experiment>`"
+    )
+
+    @model_validator(mode="after")
+    def _tags_differ(self) -> "Wandb":
+        twice = [tag for tag in self.tags if self.tags.count(tag) > 1]
+        if twice:
+            raise ValueError(f"tag {twice[0]!r} stands twice")
+        return self
+
+
+class Tracking(Strict):
+    """Where numbers are shown beside the training log, which is always written. Decides no byte, like `runtime`."""
+
+    wandb: Wandb | None = Field(None, description="Weights & Biases; null is off, `{}` is on with every default")
 
 
 # --- experiment ---------------------------------------------------------------------------------------------------
@@ -449,6 +485,7 @@ class Experiment(Strict):
     evaluation: Evaluation = Field(Evaluation(), description="evaluation")
     compute: Compute = Field(Compute(), description="numeric settings")
     runtime: Runtime = Field(Runtime(), description="settings that decide no byte")
+    tracking: Tracking = Field(Tracking(), description="where numbers are shown while stages run")
 
     @model_validator(mode="before")
     @classmethod

@@ -57,6 +57,9 @@ def _section(prefix: str, model: type[BaseModel], seen: dict[type[BaseModel], st
 
 def _subsections(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
     annotation = _bare(annotation)
+    options = [option for option in _options(annotation) if option is not type(None)]
+    if len(options) == 1:
+        annotation = options[0]
     if _is_section(annotation):
         yield "", annotation
     elif get_origin(annotation) is dict:

@@ -28,8 +28,12 @@ PACKAGE = "comlrl_stages"
 MEMORY = Path(".snakemake") / "comlrl_stages"
 SMALL_FILE = 50_000_000
 #: Modules that decide no byte of a result: reading the configuration, moving files, showing progress.
-_READS_AND_MOVES = "config project settings registry cli checks provenance artifacts files checkpoints progress errors"
-OUTSIDE = {f"{PACKAGE}.{name}" for name in _READS_AND_MOVES.split()}
+_READS_AND_MOVES = (
+    "config project settings registry cli checks provenance artifacts files checkpoints progress errors hub publishing "
+    "tracking"
+)
+_LOOKS_AFTER_RESULTS = "jobs condition upkeep status pruning"
+OUTSIDE = {f"{PACKAGE}.{name}" for name in f"{_READS_AND_MOVES} {_LOOKS_AFTER_RESULTS}".split()}
 _TORCH = ("torch", "transformers", "tokenizers")
 #: Libraries that decide the numbers of a stage.
 LIBRARIES = {

@@ -30,6 +30,7 @@ from comlrl_stages.config import (
     Strict,
     Task,
     TrainingCompute,
+    Wandb,
     used_reward_models,
 )
 from comlrl_stages.errors import UserError
@@ -53,9 +54,13 @@ class SplitSettings(Items):
 
 
 class TeamSettings(Strict):
-    """How the agents' prompts are made and their models loaded, one entry per agent."""
+    """How the agents' prompts are made and their models loaded, one entry per agent.
+
+    `models` are names: two agents that change places are another team, though the set of their folders is the same.
+    """
 
     agents: int = 2
+    models: list[str] = []
     system_prompts: list[str | None] = [None, None]
     prompt_formats: list[str] = ["auto", "auto"]
     template_arguments: list[dict[str, Any]] = [{}, {}]
@@ -197,6 +202,19 @@ class ReportSettings(Strict):
     bootstrap_replicates: int = 5000
 
 
+class RunTracking(Wandb):
+    """Weights & Biases for one job: the experiment's options, filled in, and the group of its run."""
+
+    group: str | None = None
+    dir: str = "results"
+
+
+class StageRuntime(Runtime):
+    """What a stage is given that decides no byte."""
+
+    tracking: RunTracking | None = None
+
+
 OPTIMIZE_SETTINGS: dict[str, type[Strict]] = {"madpo": MadpoSettings, "marlhf": MarlhfSettings}
 SETTINGS: dict[str, type[Strict]] = {
     "prepare": PrepareSettings,
@@ -242,6 +260,7 @@ def _team(project: Project, experiment: Experiment) -> TeamSettings:
     models = [project.models[name] for name in experiment.team.model_names()]
     return TeamSettings(
         agents=experiment.team.agents,
+        models=experiment.team.model_names(),
         system_prompts=experiment.team.per_agent("system_prompt"),
         prompt_formats=experiment.team.per_agent("prompt_format"),
         template_arguments=experiment.team.per_agent("template_arguments"),
@@ -401,6 +420,23 @@ _BUILDERS = {
 }
 
 
+def tracking_of(project: Project, stage: str, wildcards: Any) -> RunTracking | None:
+    """How a job is tracked, or None where the experiment does not ask for it."""
+    wandb = project.experiments[wildcards.experiment].tracking.wandb
+    if wandb is None:
+        return None
+    fitted = wildcards.reward_model if stage == "reward" else wildcards.method
+    later_round = getattr(wildcards, "round", "001")
+    parts = [wandb.name or wildcards.experiment, stage, fitted, f"seed{wildcards.seed}"]
+    given = {
+        **wandb.model_dump(),
+        "name": "-".join(parts if later_round == "001" else [*parts, f"round{later_round}"]),
+        "group": wildcards.experiment,
+        "dir": wandb.dir or f"results/{wildcards.experiment}",
+    }
+    return RunTracking(**given)
+
+
 def instances(project: Project, stage: str) -> Iterable[SimpleNamespace]:
     """Every set of wildcards for which a stage has a job."""
     if stage == "prepare":
@@ -467,7 +503,7 @@ def parse_settings(stage: str, strings: Iterable[str]) -> tuple[Strict, dict[str
             _place(values, key, _json(key, text))
         elif key != "code" and section not in ("versions", "schema", "task_code", "data"):
             raise UserError(f"setting {key!r}: stage {stage} reads keys that begin with {stage}. or runtime.")
-    given = parse(Runtime, runtime, f"runtime settings of {stage}").model_dump(exclude_unset=True)
+    given = parse(StageRuntime, runtime, f"runtime settings of {stage}").model_dump(exclude_unset=True)
     return parse(_class_of(stage, values), values, f"settings of {stage}"), given, tracked
 
 

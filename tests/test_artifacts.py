@@ -193,7 +193,7 @@ def stop_inside(folder, tracked=None, inputs=None):
 def test_an_error_publishes_nothing_and_keeps_the_work(tmp_path):
     assert stop_inside(tmp_path) == [".lock", "key", "reserve"]
     assert [path.name for path in tmp_path.iterdir()] == ["pairs.parquet.partial"]
-    assert stop_inside(tmp_path) == [".lock", "key", "shard"]
+    assert stop_inside(tmp_path) == [".lock", "key", "reserve", "shard"]
 
 
 def test_an_error_leaves_the_old_result_alone(tmp_path):

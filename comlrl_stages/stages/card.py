@@ -48,6 +48,8 @@ agents = [AutoModelForCausalLM.from_pretrained(f"export/agent_{i}") for i in ran
 tokenizers = [AutoTokenizer.from_pretrained(f"export/agent_{i}") for i in range({{ agents }})]
 ```
 
+From the hub: `from_pretrained("<this repository>", subfolder=f"agent_{i}")`.
+
 Prompts go through the task's formatter of each agent{% if chat %} and the tokenizer's chat template{% endif %};
 sampling as in training: temperature {{ settings.sampling.temperature }}, at most
 {{ settings.sampling.max_new_tokens }} new tokens.

@@ -68,6 +68,7 @@ def run(settings: EvaluateSettings, work: Work) -> None:
         if chosen:
             metrics |= {f"{prefix}/{name}": value for name, value in _metrics(settings, task, chosen, splits).items()}
     write_json(work.output("metrics"), metrics)
+    work.track([{"name": name, "value": value} for name, value in metrics.items() if value is not None])
 
 
 def _item(splits: Mapping[str, Mapping[str, Any]], task_id: str) -> Mapping[str, Any]:

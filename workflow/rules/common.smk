@@ -9,7 +9,7 @@ from comlrl_stages.config import Base, Madpo, Marlhf, used_reward_models
 from comlrl_stages.errors import UserError
 from comlrl_stages.project import load_project
 from comlrl_stages.provenance import tracked as tracked_settings
-from comlrl_stages.settings import instances
+from comlrl_stages.settings import instances, tracking_of
 
 # The stages run with the interpreter that runs the workflow, even where its environment is not activated, and stop
 # when the workflow has died.
@@ -59,6 +59,16 @@ def runtime(key):
 
     def value(wildcards, threads):
         return f"runtime.{key}={getattr(experiment_of(wildcards).runtime, key)}"
+
+    return value
+
+
+def tracking(stage):
+    """Where a stage's numbers are shown, or null. Not recorded either."""
+
+    def value(wildcards, threads):
+        found = tracking_of(project, stage, wildcards)
+        return f"runtime.tracking={found.model_dump_json() if found else 'null'}"
 
     return value
 

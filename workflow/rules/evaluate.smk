@@ -51,6 +51,7 @@ rule evaluate:
     params:
         **tracked("evaluate"),
         workers=runtime("score_workers"),
+        tracking=tracking("evaluate"),
     shell:
         "exec comlrl-stages evaluate --items {input.task_items:q} --train-items {input.train:q} "
         "--completions {input.completions:q} --output {output.evaluation:q} --metrics {output.metrics:q} "

@@ -31,6 +31,7 @@ rule reward:
         **tracked("reward"),
         log_seconds=runtime("log_seconds"),
         checkpoints=runtime("checkpoint_interval"),
+        tracking=tracking("reward"),
     shell:
         "exec comlrl-stages reward --model {input.model:q} --items {input.task_items:q} --pairs {input.pairs:q} "
         "--completions {input.completions:q} --rewards {input.rewards:q} --output {output.reward_model:q} "
@@ -101,6 +102,7 @@ rule optimize:
         log_seconds=runtime("log_seconds"),
         checkpoints=runtime("checkpoint_interval"),
         workers=runtime("score_workers"),
+        tracking=tracking("optimize"),
     shell:
         "exec comlrl-stages optimize --output {output.policy:q} --training-log {output.training_log:q} "
         "{params:q} > {log:q} 2>&1"
