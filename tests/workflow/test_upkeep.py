@@ -17,7 +17,7 @@ from comlrl_stages.status import conditions
 
 from .conftest import EXPERIMENT, Workflow
 
-pytestmark = pytest.mark.xdist_group("workflow")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("workflow")]
 SMALL = ("--config", "experiments=small")
 POLICY = "results/small/seed0/methods/madpo/round001/policy"
 
