@@ -215,7 +215,8 @@ def test_another_collection_is_another_input(project):
 def test_models_that_changed_places_are_noticed(project):
     configure(team=["other", "tiny"])
     swapped = "input models: results/models/tiny, results/models/other -> results/models/other, results/models/tiny"
-    assert found()[f"{SEED}/collections/default/completions.parquet"] == [swapped]
+    setting = 'sample.team.models: ["tiny", "other"] -> ["other", "tiny"]'
+    assert found()[f"{SEED}/collections/default/completions.parquet"] == [setting, swapped]
 
 
 def test_what_the_configuration_no_longer_asks_for_is_told_and_well(project):
