@@ -242,7 +242,10 @@ def _run(stage: str, strings: list[str] | None, inputs: Mapping[str, Any], outpu
     settings, runtime, tracked = parse_settings(stage, [string for string in strings or [] if string])
     with open_work(stage, tracked, inputs, outputs, runtime) as work, open_run(work, settings):
         if not work.finished:
-            importlib.import_module(f"comlrl_stages.stages.{stage}").run(settings, work)
+            try:
+                importlib.import_module(f"comlrl_stages.stages.{stage}").run(settings, work)
+            except SystemExit as end:  # would pass for a stage that ended well
+                raise UserError(f"the task's code called sys.exit({end.code!r}); let it raise an exception") from end
 
 
 def _stop_with_parent() -> None:

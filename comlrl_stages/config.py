@@ -14,6 +14,7 @@ from comlrl_stages.errors import nearest
 Name = Annotated[str, StringConstraints(pattern=r"^\w[\w.\-]*$")]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Strict(BaseModel):
@@ -193,7 +194,9 @@ class Sampling(Strict):
     top_k: int | None = Field(None, ge=1, description="top-k sampling; null is off")
     max_new_tokens: int = Field(64, ge=1, description="longest completion")
     min_new_tokens: int = Field(0, ge=0, description="no EOS before so many tokens")
-    stop: list[str] = Field([], description="texts that end a completion; they are not part of its text")
+    stop: list[Annotated[str, StringConstraints(min_length=1)]] = Field(
+        [], description="texts that end a completion; they are not part of its text"
+    )
     overflow: Literal["error", "drop"] = Field(
         "error", description="items whose prompt leaves no room for a completion: an error, or dropped and counted"
     )
@@ -233,7 +236,7 @@ class Optimizer(Strict):
 
     learning_rate: float = Field(1e-5, gt=0.0, description="peak learning rate")
     weight_decay: float = Field(0.0, ge=0.0, description="on weight matrices, never on norms and biases")
-    adam_betas: tuple[float, float] = Field((0.9, 0.99), description="AdamW's betas")
+    adam_betas: tuple[Beta, Beta] = Field((0.9, 0.99), description="AdamW's betas")
     warmup_fraction: Share = Field(0.1, description="share of the steps that warm up linearly")
     decay: Literal["constant", "linear", "cosine"] = Field("linear", description="after the warm-up")
     max_gradient_norm: float | None = Field(1.0, gt=0.0, description="gradient clipping per agent; null is off")
@@ -340,11 +343,17 @@ class Evaluation(Strict):
 class Arithmetic(Strict):
     """Numeric settings of every stage with a model. They decide bytes, so changing one runs the stages again."""
 
-    torch_threads: int = Field(1, ge=1, description="threads of PyTorch in each stage; other counts round differently")
+    torch_threads: int = Field(
+        1, ge=1, le=1024, description="threads of PyTorch in each stage; other counts round differently"
+    )
     compute_dtype: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="`auto`: bfloat16 autocast over float32 weights where the device gains from it"
     )
-    device: str = Field("auto", description="`auto` takes a GPU where there is one; else `cpu`, `cuda`")
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$",
+        description="`auto` takes a GPU where there is one; else `cpu`, `cuda`, `cuda:1`",
+    )
 
 
 class SamplingCompute(Arithmetic):

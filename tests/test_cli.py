@@ -218,3 +218,17 @@ def test_a_stage_started_by_hand_needs_no_workflow(held):
         time.sleep(1.5)
         assert stage.poll() is None
         stage.kill()
+
+
+def test_a_task_that_calls_sys_exit_does_not_pass_for_a_stage_that_ended_well(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import sys\n\nclass Task:\n    agents = 1\n    def items(self):\n        sys.exit(0)\n"
+        "    def reward(self, texts):\n        return [0.0 for _ in texts]\n",
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "comlrl_stages.cli", "split", "--train", "train.parquet", "--eval", "eval.parquet"]
+    settings = ["split.task.file=mine.py", "split.task.object=Task", "split.agents=1"]
+    done = subprocess.run([*command, *settings], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "sys.exit" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "train.parquet").exists()

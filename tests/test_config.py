@@ -323,3 +323,18 @@ def test_only_reward_models_that_a_method_names_are_used():
 
 def test_every_algorithm_but_base_has_a_trainer():
     assert set(ALGORITHMS) == {"base", *TRAINERS}
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        ({"sampling": {"stop": [""]}}, "sampling.stop"),
+        ({"methods": {"madpo": {"adam_betas": [1.5, 0.9]}}}, "methods.madpo.adam_betas"),
+        ({"compute": {"torch_threads": 10**6}}, "compute.torch_threads"),
+        ({"compute": {"device": "gpu"}}, "compute.device"),
+    ],
+)
+def test_values_that_would_fail_inside_a_stage_are_refused_when_the_config_is_read(section, key):
+    values = {"task": "length_ratio", "team": "tiny", "methods": ["base"], **section}
+    with pytest.raises(UserError, match=key.replace(".", r"\.")):
+        parse(Experiment, values, "mine.yaml")
