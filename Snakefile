@@ -35,4 +35,5 @@ rule all:
     input:
         reports(),
         cards(),
+        everything(),
     localrule: True

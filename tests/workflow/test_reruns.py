@@ -91,3 +91,10 @@ def test_a_new_seed_runs_its_own_jobs_and_the_report(workflow: Workflow) -> None
     jobs = workflow.jobs(*SMALL)
     assert all("seed=5" in wildcards for rule, found in jobs.items() if rule != "report" for wildcards in found)
     assert "report" in jobs and "sample" in jobs
+
+
+def test_an_intermediate_result_that_a_failed_stage_left_missing_is_made_again(workflow: Workflow) -> None:
+    pairs = workflow.folder / "results" / "small" / "seed0" / "preferences" / "default" / "pairs.parquet"
+    pairs.unlink()
+    pairs.with_name("pairs.parquet.manifest.json").unlink()
+    assert {"pair", "replay", "refer", "reward", "optimize", "report"} <= set(workflow.jobs(*SMALL))

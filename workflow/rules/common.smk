@@ -3,6 +3,7 @@
 import os
 import sys
 from itertools import product
+from types import SimpleNamespace
 
 from comlrl_stages.checks import check_project, check_sources
 from comlrl_stages.config import Base, Madpo, Marlhf, used_reward_models

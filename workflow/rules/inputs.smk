@@ -156,3 +156,29 @@ def cards():
         for name, experiment in project.experiments.items()
         for seed, method in product(experiment.seeds, trained_methods(experiment))
     ]
+
+
+def everything():
+    """Manifests of all that the reports and cards are made from.
+
+    They are targets too: a stage that failed or was killed leaves its output missing, and where the report of an
+    earlier run still stands nothing else would ask for it again.
+    """
+    found = []
+    for name, experiment in project.experiments.items():
+        found += listed_artifacts(SimpleNamespace(experiment=name))
+        for seed in experiment.seeds:
+            folder = f"results/{name}/seed{seed}"
+            found += [f"{folder}/reward_models/{model}" for model in used_reward_models(experiment)]
+            for method, settings in experiment.methods.items():
+                found += [
+                    f"{folder}/methods/{method}/evaluation/{table}" for table in ("evaluation.parquet", "metrics.json")
+                ]
+                if isinstance(settings, Base):
+                    continue
+                found += [f"{folder}/methods/{method}/round001/policy"]
+                if isinstance(settings, Madpo):
+                    found += [f"{folder}/methods/{method}/round001/training_pairs.parquet"]
+                    if settings.reference != "none":
+                        found += [f"{folder}/methods/{method}/round001/reference_log_probs.parquet"]
+    return [manifest(path) for path in dict.fromkeys(found)]
