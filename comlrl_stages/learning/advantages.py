@@ -60,7 +60,7 @@ def advantages(returns: torch.Tensor, mode: Mode, normalise: bool = False) -> Gr
         values = returns.where(valid, 0.0)
     else:
         raise ValueError(f"unknown advantage mode {mode!r}; expected magrpo, marloo, maremax or mareinforce")
-    return GroupAdvantages(_standardised(values, valid) if normalise else values, valid)
+    return GroupAdvantages(standardised(values, valid) if normalise else values, valid)
 
 
 def zero_variance(returns: torch.Tensor) -> torch.Tensor:
@@ -72,6 +72,16 @@ def zero_variance(returns: torch.Tensor) -> torch.Tensor:
     return (_below_best(returns, valid) == 0).all(dim=1) & valid.any(dim=1)
 
 
+def standardised(values: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    """Return (A - mean A) / max(population std of A, 1e-6) per row of `values`, over `valid`; both (rows, columns).
+
+    Zero where not valid, and exactly zero where all valid values of a row are equal.
+    """
+    centred = _centred(_below_best(values, valid), valid)
+    variance = centred.square().sum(dim=1, keepdim=True) / valid.sum(dim=1, keepdim=True).clamp(min=1)
+    return centred / variance.sqrt().clamp(min=SMALLEST_STD)
+
+
 def _below_best(returns: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
     """R - max R of the group, zero where invalid. Equal returns give exact zeros, which R - mean R need not."""
     best = returns.where(valid, -torch.inf).amax(dim=1, keepdim=True)
@@ -81,9 +91,3 @@ def _below_best(returns: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
 def _centred(values: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
     mean = values.sum(dim=1, keepdim=True) / valid.sum(dim=1, keepdim=True).clamp(min=1)
     return (values - mean).where(valid, 0.0)
-
-
-def _standardised(values: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-    centred = _centred(_below_best(values, valid), valid)
-    variance = centred.square().sum(dim=1, keepdim=True) / valid.sum(dim=1, keepdim=True).clamp(min=1)
-    return centred / variance.sqrt().clamp(min=SMALLEST_STD)

@@ -1,9 +1,9 @@
 """The policy-gradient loss of sampled responses, in a form that adds up exactly over micro-batches.
 
-The loss of one agent on one node is (1/K) sum_k -A_k sum_t log pi(y_t | prompt, y_<t) and the loss of a minibatch is
-the mean over its nodes (MAGRPO, arXiv 2508.04652). `row_weights` computes the scale of every row once for the whole
-minibatch; `policy_gradient_loss` then only adds weighted rows, so the losses of any split into micro-batches sum to
-the loss of the whole, and neither padding nor order matters.
+The loss of one agent on one node is (1/K) sum_k -A_k sum_t log pi(y_t | prompt, y_<t) and the loss of a buffer is the
+mean over its nodes, of all items and turns alike (MAGRPO, arXiv 2508.04652). `row_weights` computes the scale of every
+row once for the whole buffer; `policy_gradient_loss` then only adds weighted rows, so the losses of any split into
+micro-batches sum to the loss of the whole, and neither padding nor order matters.
 """
 
 from dataclasses import dataclass
@@ -24,19 +24,27 @@ class PolicyGradientLoss:
     clipped: int
 
 
-def row_weights(group_sizes: torch.Tensor, token_counts: torch.Tensor, reduction: Reduction) -> torch.Tensor:
-    """Return the weight of each row's summed token losses, (rows,) float64, for the rows of one minibatch.
+def row_weights(
+    group_sizes: torch.Tensor, token_counts: torch.Tensor, reduction: Reduction, minibatches: int = 1
+) -> torch.Tensor:
+    """Return the weight of each row's summed token losses, (rows,) float64, for all rows of one agent in a buffer.
 
-    group_sizes: (rows,) K of the row's group. token_counts: (rows,) tokens of the row's response, EOS included.
-    sequence_sum: 1 / (K * nodes), where a group of which the minibatch holds a part counts as that part of a node.
-    token_mean: 1 / (all tokens of the minibatch), so that long responses weigh more and are not scored more harshly.
+    group_sizes: (rows,) K of the row's node, after leaving out rows that are not trained on; nodes may differ in size.
+    For independent trajectories (actor-critic) every row is its own node, K = 1. token_counts: (rows,) tokens of the
+    row's response, EOS included.
+    sequence_sum: 1 / (K * nodes), so that every node weighs the same.
+    token_mean: 1 / (all tokens of the buffer), so that long responses weigh more and are not scored more harshly.
+
+    A buffer may be split into `minibatches` optimizer steps in any way; the weights are then multiplied by this number.
+    The mean over the minibatches is the loss of the whole buffer exactly: a row weighs the same in whichever minibatch
+    it falls, and a minibatch that is filled in part has a loss that is smaller in the same proportion.
     """
     if reduction == "sequence_sum":
         shares = 1.0 / group_sizes.double()
-        return shares / shares.sum()
+        return shares * minibatches / shares.sum()
     if reduction == "token_mean":
         tokens = token_counts.double()
-        return torch.ones_like(tokens) / tokens.sum().clamp(min=1)
+        return torch.ones_like(tokens) * minibatches / tokens.sum().clamp(min=1)
     raise ValueError(f"unknown reduction {reduction!r}; expected sequence_sum or token_mean")
 
 
@@ -52,11 +60,11 @@ def policy_gradient_loss(
     """Return this micro-batch's part of the loss: sum over rows of weight * sum_t -A * log pi(y_t).
 
     log_probs, mask (bool), behaviour_log_probs: (rows, tokens), mask true on every sampled token up to and including
-    EOS; advantages, weights: (rows,), weights from `row_weights` over the whole minibatch.
+    EOS; advantages, weights: (rows,), weights from `row_weights` over the whole buffer.
 
-    With behaviour_log_probs (those of the policy that sampled, at the sampling temperature) log pi is replaced by the
-    ratio pi / pi_behaviour, which corrects an off-policy update and has the same gradient where the two policies are
-    equal. `clip` then limits the ratio to [1 - clip, 1 + clip] as PPO does (arXiv 1707.06347, equation 7).
+    With behaviour_log_probs (those of the policy that sampled, at the sampling temperature) each token's log pi is
+    replaced by its ratio pi / pi_behaviour, which corrects an off-policy update and has the same gradient where the two
+    policies are equal. `clip` then limits the ratio to [1 - clip, 1 + clip] as PPO does (arXiv 1707.06347, equation 7).
     """
     advantages = advantages.detach().unsqueeze(1).to(log_probs.dtype)
     log_probs = log_probs.where(mask, 0.0)

@@ -2,7 +2,8 @@
 
 A node is one joint context. Its joint responses are either aligned (candidate k of every agent, K of them) or cross
 (all K^n combinations, the last agent varying fastest), and each may be continued by one child node. A single turn is
-a tree of one node. A reward that is not finite is left out of every mean and its siblings are kept.
+a tree of one node, and a trajectory one in which every node has one joint response. A reward that is not finite is
+left out of every mean and its siblings are kept.
 """
 
 from dataclasses import dataclass, field
@@ -16,10 +17,13 @@ CrossReduction = Literal["mean", "sum"]
 
 @dataclass(frozen=True)
 class Node:
-    """rewards: one per joint response, in order. children: empty where the node ends, else one per joint response."""
+    """rewards: one per joint response, in order. children: empty where the node ends, else one per joint response.
+
+    A joint response that ends while its siblings go on has None for a child.
+    """
 
     rewards: list[float]
-    children: list["Node"] = field(default_factory=list)
+    children: list["Node | None"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.children and len(self.children) != len(self.rewards):
@@ -35,19 +39,20 @@ def terminates(rewards: list[float], threshold: float | None) -> bool:
 
 def env_steps(root: Node) -> int:
     """Return the number of evaluated joint responses of the tree."""
-    return len(root.rewards) + sum(env_steps(child) for child in root.children)
+    return len(root.rewards) + sum(env_steps(child) for child in root.children if child)
 
 
 def joint_returns(root: Node, discount: float = 1.0) -> list[np.ndarray]:
     """Return the returns of every node's joint responses, (joint,) float64 each, root first and children in order.
 
-    R = r + discount * mean of the child's returns. NaN where r is not finite or no return of the child is.
+    R = r + discount * mean of the child's returns; R = r without a child. NaN where r is not finite or no return of the
+    child is.
     """
     own = np.asarray(root.rewards, dtype=np.float64)
     own = np.where(np.isfinite(own), own, np.nan)
-    below = [joint_returns(child, discount) for child in root.children]
+    below = [joint_returns(child, discount) if child else [] for child in root.children]
     if below:
-        own = own + discount * np.array([_finite_mean(child[0]) for child in below])
+        own = own + discount * np.array([_finite_mean(child[0]) if child else 0.0 for child in below])
     return [own, *(node for child in below for node in child)]
 
 

@@ -67,6 +67,36 @@ def test_micro_batches_add_up_to_the_whole(batch, reduction, off_policy, parts):
 
 
 @pytest.mark.parametrize("reduction", ["sequence_sum", "token_mean"])
+@pytest.mark.parametrize("off_policy", [False, True])
+@pytest.mark.parametrize("minibatches", [[[0, 1, 2], [3, 4]], [[4, 2], [0, 3], [1]]])
+def test_the_mean_over_minibatches_is_the_loss_of_the_buffer(batch, reduction, off_policy, minibatches):
+    log_probs, mask, advantages, behaviour = batch
+    options = {"behaviour_log_probs": behaviour, "clip": 0.2} if off_policy else {}
+    whole, whole_gradient = _loss_and_gradient(log_probs, mask, advantages, _weights(reduction), **options)
+    weights = row_weights(torch.tensor(SIZES), torch.tensor(LENGTHS), reduction, len(minibatches))
+    losses, gradient = [], torch.zeros_like(log_probs)
+    for rows in minibatches:
+        some = {"behaviour_log_probs": behaviour[rows], "clip": 0.2} if off_policy else {}
+        loss, part = _loss_and_gradient(log_probs[rows], mask[rows], advantages[rows], weights[rows], **some)
+        losses.append(loss)
+        gradient[rows] = part / len(minibatches)
+    torch.testing.assert_close(sum(losses) / len(minibatches), whole, atol=1e-12, rtol=0)
+    torch.testing.assert_close(gradient, whole_gradient, atol=1e-12, rtol=0)
+
+
+def test_a_minibatch_filled_in_part_takes_a_proportionally_smaller_step():
+    sizes, lengths = torch.full((5,), 5), torch.full((5,), 3)
+    weights = row_weights(sizes, lengths, "sequence_sum", minibatches=3)
+    assert [weights[rows].sum().item() for rows in ([0, 1], [2, 3], [4])] == pytest.approx([1.2, 1.2, 0.6])
+
+
+def test_every_node_of_a_tree_weighs_the_same_whatever_its_size():
+    sizes = torch.tensor([4, 4, 4, 4, 2, 2, 1])
+    nodes = row_weights(sizes, torch.arange(7), "sequence_sum").split([4, 2, 1])
+    assert [node.sum().item() for node in nodes] == pytest.approx([1 / 3] * 3)
+
+
+@pytest.mark.parametrize("reduction", ["sequence_sum", "token_mean"])
 def test_padding_changes_neither_loss_nor_gradient(batch, reduction):
     log_probs, mask, advantages, _ = batch
     weights = _weights(reduction)

@@ -53,6 +53,12 @@ def test_a_failed_reward_leaves_its_siblings_alone():
     assert math.isnan(root[1])
 
 
+def test_a_joint_response_that_ends_has_its_reward_for_a_return():
+    tree = Node([1.0, 2.0], [None, Node([4.0, 8.0])])
+    assert [node.tolist() for node in joint_returns(tree, 0.5)] == [[1.0, 5.0], [4.0, 8.0]]
+    assert env_steps(tree) == 4
+
+
 def test_a_missing_combination_counts_as_the_mean_of_the_others():
     joint = np.array([1.0, math.nan, 3.0, 5.0])
     assert completion_returns(joint, 2, "cross").tolist() == [[1.0, 4.0], [2.0, 5.0]]
