@@ -1,16 +1,19 @@
 """Bring one language model into the layout that all later stages read.
 
 The model comes from the hub, a local folder or a GGUF file, or is the builtin tiny model, pretrained here. This is the
-only stage that may use the network. Writes one model folder: weights, tokenizer, end and pad ids, facts.
+only stage that may use the network. Writes one model folder: weights, tokenizer, end and pad ids, facts. An agent of an
+earlier run keeps its value head; a critic of one stays a critic.
 """
 
+from pathlib import Path
 from typing import Any
 
 from comlrl_stages.artifacts import Work
 from comlrl_stages.errors import UserError
 from comlrl_stages.settings import PrepareSettings
 from comlrl_stages.teams.compute import set_up_torch
-from comlrl_stages.teams.loading import LoadedModel, facts_of, save_model
+from comlrl_stages.teams.critics import is_critic, load_critic, save_critic
+from comlrl_stages.teams.loading import LoadedModel, facts_of, read_value_head, save_model
 from comlrl_stages.teams.sources import from_folder, from_gguf, from_hub
 from comlrl_stages.teams.tiny import build_tiny_model
 
@@ -18,6 +21,8 @@ from comlrl_stages.teams.tiny import build_tiny_model
 def run(settings: PrepareSettings, work: Work) -> None:
     """Write the model folder `model`."""
     set_up_torch(settings.torch_threads)
+    if settings.path is not None and is_critic(settings.path):
+        return _prepare_critic(settings, work)
     model, tokenizer = _fetch(settings, work)
     if settings.chat_template is not None:
         tokenizer.chat_template = settings.chat_template
@@ -27,7 +32,22 @@ def run(settings: PrepareSettings, work: Work) -> None:
             "The model names no end token in its generation config, config or tokenizer, so its responses would never "
             "end. Add eos_token_id to its config.json."
         )
-    save_model(LoadedModel(model, tokenizer, facts), work.output("model"))
+    loaded = LoadedModel(model, tokenizer, facts)
+    if settings.path is not None:
+        loaded.value_head = read_value_head(settings.path, loaded.hidden_size)
+    save_model(loaded, work.output("model"))
+    _describe(model, work)
+
+
+def _prepare_critic(settings: PrepareSettings, work: Work) -> None:
+    if settings.chat_template is not None:
+        raise UserError(f"path: {settings.path} is a critic, which reads no chats. Leave out chat_template.")
+    critic = load_critic(Path(settings.path), trust_remote_code=settings.trust_remote_code)
+    save_critic(critic, work.output("model"))
+    _describe(critic.model.backbone, work)
+
+
+def _describe(model: Any, work: Work) -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     work.resolved(parameters=parameters, weights_dtype=str(model.dtype).removeprefix("torch."))
 

@@ -16,11 +16,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils.logging import disable_progress_bar
 
 from comlrl_stages.errors import UserError
+from comlrl_stages.teams.value_head import VALUE_HEAD_FILE, ValueHead, load_head, save_head
 
 # Loading takes a second; its bars would only fill the logs of stages.
 disable_progress_bar()
 
 FACTS_FILE = "facts.json"
+#: Marks a folder that is a critic: a model without output layer cannot write.
+CRITIC_FILE = "critic.json"
+HEAD_ADVICE = "Give a complete folder, as training and export write it."
 CONTEXT_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length")
 # Tokenizers without a limit of their own report a huge number.
 LONGEST_BELIEVABLE_CONTEXT = 10**9
@@ -71,11 +75,23 @@ class Facts:
 
 @dataclass
 class LoadedModel:
-    """A causal language model in memory with its tokenizer and facts."""
+    """A causal language model in memory with its tokenizer and facts, and its value head where it is a critic, too."""
 
     model: Any
     tokenizer: Any
     facts: Facts
+    value_head: ValueHead | None = None
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers in the state of one token."""
+        return self.model.config.get_text_config().hidden_size
+
+    def to(self, device: str) -> None:
+        """Move the model and its value head to a device."""
+        self.model.to(device)
+        if self.value_head is not None:
+            self.value_head.to(device)
 
 
 def facts_of(model: Any, tokenizer: Any) -> Facts:
@@ -141,6 +157,16 @@ def load_model(
     return LoadedModel(in_own_memory(model).to(device).eval(), tokenizer, facts)
 
 
+def read_value_head(folder: Path | str, size: int) -> ValueHead | None:
+    """Read the value head that was saved beside a model with states of `size` numbers, None where there is none.
+
+    Raises:
+        UserError: it is damaged or does not fit.
+    """
+    path = Path(folder) / VALUE_HEAD_FILE
+    return load_head(path, size, advice=HEAD_ADVICE) if path.is_file() else None
+
+
 def in_own_memory(model: torch.nn.Module) -> torch.nn.Module:
     """Copy each parameter out of the mapped file.
 
@@ -153,7 +179,7 @@ def in_own_memory(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def save_model(loaded: LoadedModel, folder: Path | str) -> None:
-    """Write a model folder: weights as one safetensors file, tokenizer, end and pad ids, facts."""
+    """Write a model folder: weights as one safetensors file, tokenizer, end and pad ids, facts, value head if any."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     facts = loaded.facts
@@ -164,9 +190,16 @@ def save_model(loaded: LoadedModel, folder: Path | str) -> None:
     loaded.model.save_pretrained(folder, max_shard_size="1TB")
     loaded.tokenizer.save_pretrained(folder)
     facts.write(folder)
+    if loaded.value_head is not None:
+        save_head(loaded.value_head, folder / VALUE_HEAD_FILE)
 
 
 def _checked_folder(folder: Path) -> Path:
+    if (folder / CRITIC_FILE).is_file():
+        raise UserError(
+            f"{folder} is a critic, a model without output layer that cannot write. Name it as critic_model, and give "
+            "the agents a language model."
+        )
     required = {
         "config.json": ("config.json",),
         "model.safetensors": ("model.safetensors", "model.safetensors.index.json"),

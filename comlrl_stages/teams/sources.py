@@ -141,6 +141,11 @@ def _forget_quantisation(model: Any) -> None:
 def _checked_folder(folder: Path) -> Path:
     if not folder.is_dir():
         raise UserError(f"path: {folder} is not a folder (looked at {folder.absolute()}). Give a folder with a model.")
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise UserError(
+            f"path: {folder} holds a LoRA adapter, which is no model without its base. Give the agent's folder of an "
+            "export, where both are merged."
+        )
     if not (folder / "config.json").is_file():
         raise UserError(
             f"path: {folder} has no config.json, so it is no model folder. "

@@ -9,7 +9,9 @@ from comlrl_stages.artifacts import artifact_digest, open_work
 from comlrl_stages.errors import UserError
 from comlrl_stages.settings import PrepareSettings
 from comlrl_stages.stages import prepare
-from comlrl_stages.teams.loading import Facts, load_model
+from comlrl_stages.teams.critics import give_value_head, is_critic, load_critic, new_critic, save_critic
+from comlrl_stages.teams.loading import Facts, load_model, save_model
+from comlrl_stages.teams.value_head import new_head
 
 LAYOUT = {"config.json", "model.safetensors", "tokenizer.json", "generation_config.json", "facts.json"}
 
@@ -95,3 +97,44 @@ def test_a_missing_source_leaves_no_artifact(tmp_path):
     with pytest.raises(UserError, match="is not a folder"):
         prepare_model(tmp_path / "model", path=str(tmp_path / "nowhere"))
     assert not (tmp_path / "model").exists()
+
+
+# --- agents and critics of earlier runs ---
+
+
+def seeded():
+    return torch.Generator().manual_seed(0)
+
+
+def test_an_agents_value_head_stays_beside_it(tiny, tmp_path):
+    agent = load_model(tiny)
+    head = give_value_head(agent, 3, seeded())
+    save_model(agent, tmp_path / "agent_0")
+    folder = prepare_model(tmp_path / "model", path=str(tmp_path / "agent_0"))
+    again = give_value_head(load_model(folder), 3, torch.Generator().manual_seed(1), folder)
+    assert all(map(torch.equal, again.state_dict().values(), head.state_dict().values()))
+    assert not (tiny / "value_head.safetensors").exists()
+
+
+def test_a_value_head_that_does_not_fit_is_refused(tiny, tmp_path):
+    agent = load_model(tiny)
+    agent.value_head = new_head(7, None, seeded())
+    save_model(agent, tmp_path / "agent_0")
+    with pytest.raises(UserError, match=r"value_head\.safetensors holds .*\(1, 7\).* needs a head of"):
+        prepare_model(tmp_path / "model", path=str(tmp_path / "agent_0"))
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_critic_is_prepared_as_a_critic(tiny, tmp_path):
+    critic = new_critic(tiny, 3, seeded())
+    save_critic(critic, tmp_path / "critic_0")
+    folder = prepare_model(tmp_path / "model", path=str(tmp_path / "critic_0"))
+    assert is_critic(folder) and resolved(folder)["weights_dtype"] == "float32"
+    for again in (load_critic(folder), new_critic(folder, 3, torch.Generator().manual_seed(1))):
+        assert torch.equal(again.model([[5, 6, 7]]), critic.model([[5, 6, 7]]))
+
+
+def test_a_critic_takes_no_chat_template(tiny, tmp_path):
+    save_critic(new_critic(tiny, None, seeded()), tmp_path / "critic_0")
+    with pytest.raises(UserError, match=r"is a critic, which reads no chats. Leave out chat_template"):
+        prepare_model(tmp_path / "model", path=str(tmp_path / "critic_0"), chat_template="{{ messages }}")

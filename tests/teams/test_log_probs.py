@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from comlrl_stages.teams.log_probs import completion_log_probs
+from comlrl_stages.teams.value_head import new_head
 
 PROMPTS = [[0, 4, 40, 41, 42], [0, 4], [0, 50, 51, 52, 53, 54, 55, 56, 57]]
 COMPLETIONS = [[60, 61, 1], [70], [80, 81, 82, 83, 84, 85, 6]]
@@ -128,3 +129,74 @@ def test_rows_that_cannot_be_scored_are_refused(tiny_llama):
         score(tiny_llama, [[1], [1]], [[2]])
     with pytest.raises(ValueError, match="Row 0 has 100 prompt and 29 completion tokens, more than the 128"):
         score(tiny_llama, [[5] * 100], [[5] * 29])
+
+
+# --- values ---
+
+
+def head_of(loaded, width=None):
+    return new_head(loaded.hidden_size, width, torch.Generator().manual_seed(0))
+
+
+def value_by_hand(loaded, head, ids):
+    return head(loaded.model.base_model(torch.tensor([ids])).last_hidden_state[0, -1])
+
+
+@pytest.mark.parametrize("place", ["prompt", "response"])
+def test_values_are_those_at_the_end_of_prompt_or_response_alone_and_in_a_batch(tiny_model, place):
+    head = head_of(tiny_model)
+    with torch.no_grad():
+        batch = score(tiny_model, value_head=head, value_at=place)
+        for row, (prompt, completion) in enumerate(zip(PROMPTS, COMPLETIONS, strict=True)):
+            alone = score(tiny_model, [prompt], [completion], value_head=head, value_at=place)
+            expected = value_by_hand(tiny_model, head, prompt if place == "prompt" else [*prompt, *completion])
+            torch.testing.assert_close(batch.values[row], expected, atol=1e-5, rtol=0)
+            torch.testing.assert_close(alone.values[0], expected, atol=1e-5, rtol=0)
+
+
+def test_the_head_changes_no_log_prob_and_without_it_there_are_no_values(tiny_model):
+    with torch.no_grad():
+        plain, valued = score(tiny_model), score(tiny_model, value_head=head_of(tiny_model))
+    assert plain.values is None and valued.values.shape == (3,)
+    assert torch.equal(plain.log_probs, valued.log_probs)
+
+
+def test_values_of_prompts_alone_need_no_completion(tiny_model):
+    head = head_of(tiny_model)
+    with torch.no_grad():
+        for place in ("prompt", "response"):
+            scores = score(tiny_model, completions=[[], [], []], value_head=head, value_at=place)
+            expected = score(tiny_model, value_head=head).values
+            torch.testing.assert_close(scores.values, expected, atol=1e-5, rtol=0)
+            assert scores.log_probs.shape == (3, 0)
+    assert score(tiny_model, [], [], value_head=head).values.shape == (0,)
+
+
+def test_values_and_log_probs_share_a_pass_whose_gradients_reach_head_and_model(tiny_model):
+    head = head_of(tiny_model, width=4)
+    tiny_model.model.zero_grad()
+    scores = score(tiny_model, value_head=head, value_at="response")
+    scores.values.square().sum().backward(retain_graph=True)
+    by_value = tiny_model.model.get_input_embeddings().weight.grad.clone()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in head.parameters()) and by_value.abs().sum() > 0
+    scores.log_probs.sum().backward()
+    assert not torch.equal(tiny_model.model.get_input_embeddings().weight.grad, by_value)
+    tiny_model.model.zero_grad()
+
+
+def test_the_value_of_a_response_that_ends_with_the_pad_token_is_read_there(tiny_gpt2):
+    end, head = tiny_gpt2.facts.pad_id, head_of(tiny_gpt2)
+    prompts, completions = [[end, 30, end], [30, 31]], [[40, end], [41, end, 42, end]]
+    with torch.no_grad():
+        scores = score(tiny_gpt2, prompts, completions, value_head=head, value_at="response")
+        for row in range(2):
+            expected = value_by_hand(tiny_gpt2, head, prompts[row] + completions[row])
+            torch.testing.assert_close(scores.values[row], expected, atol=1e-5, rtol=0)
+
+
+def test_values_are_float32_under_bfloat16_autocast_and_no_hook_stays(tiny_model):
+    head = head_of(tiny_model)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = score(tiny_model, value_head=head)
+    assert scores.values.dtype == torch.float32
+    assert not tiny_model.model.base_model._forward_hooks

@@ -1,4 +1,4 @@
-"""The joint reward model: its text, its score, and its folder."""
+"""The joint reward model: its score and its folder."""
 
 import pytest
 import torch
@@ -8,18 +8,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from comlrl_stages.errors import UserError
 from comlrl_stages.teams.compute import Compute
 from comlrl_stages.teams.loading import LoadedModel, facts_of, save_model
-from comlrl_stages.teams.reward_model import (
-    encode_joint,
-    load_reward_model,
-    new_reward_model,
-    save_reward_model,
-    score_joint,
-)
+from comlrl_stages.teams.reward_model import load_reward_model, new_reward_model, save_reward_model, score_joint
 from comlrl_stages.teams.tiny import tiny_tokenizer
 
 CPU = Compute("cpu", "float32")
 PROMPTS = ["Write a line about rain.", "Now write a longer one."]
-RESPONSES = ["It rains.", "It rains all day in the town by the sea."]
 
 
 def _backbone(kind, tokenizer):
@@ -61,58 +54,9 @@ def loaded(folders, request):
     return _new(folders[request.param])
 
 
-def _text(loaded, prompts, responses, max_length=128):
-    joint = encode_joint(loaded.tokenizer, loaded.facts, prompts, responses, max_length)
-    return loaded.tokenizer.decode(joint.ids), joint
-
-
 def _inputs(loaded):
     texts = [("a", "b"), ("It rains.", ""), ("It rains all day.", "The sea is wide and the town is small.")]
     return [loaded.encode(PROMPTS, responses) for responses in texts]
-
-
-def test_text_holds_all_prompts_and_responses_in_role_order(loaded):
-    text, joint = _text(loaded, PROMPTS, RESPONSES)
-    parts = ["<|bos|>", PROMPTS[0], RESPONSES[0], PROMPTS[1], RESPONSES[1], "<|eos|>"]
-    places = [text.index(part) for part in parts]
-    assert places == sorted(places)
-    assert not joint.cut
-
-
-def test_one_bos_and_one_eos_even_if_the_texts_spell_them(loaded):
-    ids = _text(loaded, ["<|bos|>hello<|eos|>", "hi"], ["<|eos|>", "yes <|eos|>"])[1].ids
-    assert (ids.count(loaded.facts.bos_id), ids[0]) == (1, loaded.facts.bos_id)
-    assert (ids.count(loaded.facts.eos_ids[0]), ids[-1]) == (1, loaded.facts.eos_ids[0])
-
-
-def test_prompts_are_cut_first_and_the_longest_of_them(loaded):
-    long = " ".join(["the wide sea"] * 40)
-    text, joint = _text(loaded, [long, PROMPTS[1]], RESPONSES, max_length=100)
-    assert len(joint.ids) == 100
-    assert joint.cut
-    assert all(part in text for part in [*RESPONSES, PROMPTS[1]])
-    assert "sea\nAgent 0:" in text  # the end of the prompt, next to the response, is kept
-
-
-def test_no_agents_response_is_lost_even_without_room_for_prompts(loaded):
-    long = " ".join(["the wide sea"] * 60)
-    text, joint = _text(loaded, PROMPTS, [long, "It rains."], max_length=70)
-    assert len(joint.ids) == 70
-    assert "the wide sea" in text
-    assert "It rains." in text
-    assert PROMPTS[0] not in text
-
-
-def test_a_length_that_does_not_hold_the_template_is_an_error(loaded):
-    with pytest.raises(UserError, match=r"max_length is 20.* Set max_length to at least"):
-        _text(loaded, PROMPTS, RESPONSES, max_length=20)
-
-
-def test_the_least_length_that_the_error_names_is_enough(loaded):
-    with pytest.raises(UserError) as error:
-        _text(loaded, PROMPTS, RESPONSES, max_length=20)
-    least = int(str(error.value).split(" take ")[1].split(".")[0])
-    assert len(_text(loaded, PROMPTS, RESPONSES, max_length=least)[1].ids) == least
 
 
 def test_a_length_beyond_the_context_is_lowered_to_it(folders):

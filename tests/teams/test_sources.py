@@ -183,3 +183,9 @@ def test_smollm2_ends_its_chat_turns(tmp_path):
     facts = facts_of(model, tokenizer)
     assert tokenizer.convert_ids_to_tokens(list(facts.eos_ids)) == ["<|im_end|>"]
     assert facts.context_length == 8192 and "im_start" in facts.chat_template
+
+
+def test_an_adapter_is_no_model_and_the_error_names_the_export(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"holds a LoRA adapter, .* Give the agent's folder of an export"):
+        from_folder(str(tmp_path), False)
