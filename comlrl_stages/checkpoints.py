@@ -1,9 +1,10 @@
-"""Step-level checkpoints of a training stage, inside its partial folder.
+"""Step-level checkpoints of a training stage.
 
 A checkpoint is a folder `step_<n>` with `tensors.safetensors` and `state.json`. It appears under its name only when
 complete, and older ones go once it is there, so a kill at any moment leaves at least the last good one.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -12,6 +13,25 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+
+from comlrl_stages.artifacts import Work
+
+#: Settings of which a longer training is the continuation of a shorter one.
+LENGTHS = ("optimize.epochs",)
+
+
+def checkpoint_folder(work: Work) -> Path:
+    """Where a training keeps its checkpoints: with its unfinished work, or with `keep_checkpoints` beside its policy.
+
+    The latter outlive the run. They belong to everything that decides the run's bytes but its length, so that a run
+    with more epochs goes on where this one ended.
+    """
+    if not work.runtime.get("keep_checkpoints", False):
+        return work.partial / "checkpoints"
+    tracked = {key: value for key, value in work.identity["tracked"].items() if key not in LENGTHS}
+    identity = json.dumps({**work.identity, "tracked": tracked}, sort_keys=True)
+    target = next(iter(work.targets.values()))
+    return target.with_name(f"{target.name}.checkpoints") / hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
 def save_checkpoint(folder: Path, step: int, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
@@ -25,17 +45,26 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, torch.Tensor], s
         {name: tensor.detach().contiguous() for name, tensor in tensors.items()}, temporary / "tensors.safetensors"
     )
     (temporary / "state.json").write_text(json.dumps(state), encoding="utf-8")
+    if final.exists():  # an earlier run came this far, and was killed before its next checkpoint
+        shutil.rmtree(final)
     os.replace(temporary, final)
     for old in folder.glob("step_*"):
         if old != final:
             shutil.rmtree(old)
 
 
-def load_checkpoint(folder: Path) -> tuple[int, dict[str, torch.Tensor], dict[str, Any]] | None:
-    """Return (finished steps, tensors, state) of the newest checkpoint, or None."""
+def load_checkpoint(
+    folder: Path, most: int | None = None
+) -> tuple[int, dict[str, torch.Tensor], dict[str, Any]] | None:
+    """Return (finished steps, tensors, state) of the newest checkpoint of at most `most` steps, or None."""
     found = sorted(folder.glob("step_*")) if folder.is_dir() else []
+    found = [path for path in found if most is None or _step(path) <= most]
     if not found:
         return None
     newest = found[-1]
     state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
-    return int(newest.name.removeprefix("step_")), load_file(newest / "tensors.safetensors"), state
+    return _step(newest), load_file(newest / "tensors.safetensors"), state
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step_"))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from comlrl_stages.config import Experiment, Task
+from comlrl_stages.config_methods import ActorCritic, Madpo, Reinforcement, RewardedMethod, method_warnings
 from comlrl_stages.errors import UserError
 from comlrl_stages.files import write_json
 from comlrl_stages.project import Project
@@ -19,12 +20,24 @@ _ALL_PARTS = tuple(sorted({part for parts in TASK_PARTS.values() for part in par
 
 
 def check_project(project: Project) -> Iterator[str]:
-    """Check every experiment's task against its team and yield a line per experiment. Raises UserError."""
+    """Check every experiment's task against its team and methods. Raises UserError.
+
+    Yields a line per experiment, before it one per key that is allowed, but may not be meant.
+    """
     for name, experiment in project.experiments.items():
         facts = task_facts(experiment.task)
         check_task(name, experiment, facts)
+        yield from (f"{name}: warning: {text}" for text in warnings(experiment))
         methods, seeds = len(experiment.methods), len(experiment.seeds)
         yield f"{name}: {facts['agents']} agents, {methods} methods, {seeds} seeds: fine"
+
+
+def warnings(experiment: Experiment) -> Iterator[str]:
+    """What an experiment says that may not be meant, as `key: text`."""
+    for name, method in experiment.methods.items():
+        yield from (f"methods.{name}.{text}" for text in method_warnings(method))
+        if isinstance(method, Madpo) and experiment.episode.turns > 1:
+            yield f"methods.{name}: learns from responses of the first turn only; episode.turns is for the others"
 
 
 def check_sources(project: Project) -> None:
@@ -55,6 +68,41 @@ def check_task(name: str, experiment: Experiment, facts: dict[str, Any]) -> None
             f"experiment {name}: scoring.parameters.{sorted(unknown)[0]}: the reward function has no such parameter "
             f"with a default; it has: {', '.join(facts['reward_parameters']) or 'none'}"
         )
+    if experiment.episode.turns > 1 and not facts["has_transition"]:
+        raise UserError(
+            f"experiment {name}: episode.turns is {experiment.episode.turns}, but the task has no transition, which "
+            "makes the prompts of the next turn. Set episode.turns to 1, or give the task one."
+        )
+    for method_name, method in experiment.methods.items():
+        _check_method(f"experiment {name}: methods.{method_name}", method, facts)
+
+
+def _check_method(path: str, method: Any, facts: dict[str, Any]) -> None:
+    """What a method reads of the task must be there."""
+    is_central = isinstance(method, ActorCritic) and method.algorithm == "maac" and method.reward_model is None
+    if is_central and facts["reward_scope"] == "agent":
+        raise UserError(
+            f"{path}.algorithm: maac has one critic for the reward that all agents share, but the task declares "
+            "reward_scope agent. Take iac, or a group method, or a task with one reward for the team."
+        )
+    if isinstance(method, Reinforcement) and method.keep_best is not None and not _is_measured(method, facts):
+        raise UserError(
+            f"{path}.keep_best: the evaluation while training measures no {method.keep_best!r}. It measures "
+            f"eval/turn_<k>/ with {', '.join(_MEASURED)} and parts/<name of a part>, with a reward_model also "
+            "task_reward_mean, and what the task's metrics_callback returns; this task has none."
+        )
+
+
+_MEASURED = ("reward_mean", "expected_return")
+
+
+def _is_measured(method: Reinforcement, facts: dict[str, Any]) -> bool:
+    """Whether a metric that is waited for can be there; what a metrics_callback returns is known only when it runs."""
+    _, _, name = method.keep_best.removeprefix("eval/").partition("/")
+    learned = isinstance(method, RewardedMethod) and method.reward_model is not None
+    of_turn = method.keep_best.startswith("eval/turn_")
+    known = of_turn and (name in _MEASURED or name.startswith("parts/") or (learned and name == "task_reward_mean"))
+    return known or facts["has_metrics_callback"]
 
 
 def task_facts(task: Task) -> dict[str, Any]:

@@ -132,7 +132,11 @@ def optimize(
     output: Output,
     training_log: TrainingLog,
     items: Annotated[Path | None, _path("training items (reinforcement learning)", "--items")] = None,
-    reward_model: Annotated[Path | None, _path("fitted reward model (marlhf)", "--reward-model")] = None,
+    validation: Annotated[Path | None, _path("validation items (evaluation while training)", "--validation")] = None,
+    reward_model: Annotated[Path | None, _path("fitted reward model that is maximised", "--reward-model")] = None,
+    critic_model: Annotated[
+        list[Path] | None, _path("model folder of a critic; once per agent (iac), or once (maac)", "--critic-model")
+    ] = None,
     pairs: Annotated[Path | None, _path("preference pairs (madpo)", "--pairs")] = None,
     completions: Annotated[Path | None, _path("completions of the pairs (madpo)", "--completions")] = None,
     rewards: Annotated[Path | None, _path("rewards of the pairs (madpo)", "--rewards")] = None,
@@ -144,7 +148,9 @@ def optimize(
     inputs = {
         "models": model,
         "items": items,
+        "validation": validation,
         "reward_model": reward_model,
+        "critic_models": critic_model or None,
         "pairs": pairs,
         "completions": completions,
         "rewards": rewards,
@@ -184,10 +190,13 @@ def evaluate(
 
 @app.command()
 def export(
-    policy: Annotated[Path, _path("trained policy", "--policy")], output: Output, settings: Settings = None
+    policy: Annotated[Path, _path("trained policy", "--policy")],
+    output: Output,
+    model: Annotated[list[Path] | None, _path("base model of an agent (LoRA); once per agent", "--model")] = None,
+    settings: Settings = None,
 ) -> None:
     """Export a trained team: agent_0, agent_1, ... loadable by from_pretrained, with checksums and provenance."""
-    _run("export", settings, {"policy": policy}, {"export": output})
+    _run("export", settings, {"policy": policy, "models": model or None}, {"export": output})
 
 
 @app.command()

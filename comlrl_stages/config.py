@@ -5,35 +5,28 @@ stages never see them: each stage gets its own settings (settings.py), the exact
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
+from comlrl_stages.config_methods import (
+    ActorCritic,
+    Base,
+    GroupMethod,
+    Madpo,
+    Method,
+    MethodAsWritten,
+    Optimizer,
+    PolicyTraining,
+    Reinforcement,
+    RewardedMethod,
+    methods_shorthand,
+)
+from comlrl_stages.config_values import Name, Seed, Share, Strict, WrongKey
 from comlrl_stages.errors import nearest
 
-Name = Annotated[str, StringConstraints(pattern=r"^\w[\w.\-]*$")]
-Seed = Annotated[int, Field(ge=0, lt=2**31)]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
-
-
-class Strict(BaseModel):
-    """A section of the configuration: unknown keys are errors, values do not change after reading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _empty_is_default(cls, values: Any) -> Any:
-        """A key that is left empty (null in YAML) takes its default, where null is no value of its own."""
-        if not isinstance(values, Mapping):
-            return values
-        fields = cls.model_fields
-        return {
-            key: value
-            for key, value in values.items()
-            if value is not None or key not in fields or type(None) in get_args(fields[key].annotation)
-        }
+#: Joint responses of one item and step that cross and trees of turns may come to.
+MOST_JOINT_RESPONSES = 4096
 
 
 def _exactly_one(section: Strict, *keys: str) -> None:
@@ -79,7 +72,9 @@ class Model(Strict):
 class Task(Strict):
     """The task: one that ships (`name`), or an object in a Python file of yours."""
 
-    name: Name | None = Field(None, description="a task that ships: `length_ratio`")
+    name: Name | None = Field(
+        None, description="a task that ships: `length_ratio`, `length_ratio_feedback` (two turns)"
+    )
     file: str | None = Field(None, description="Python file with your task")
     object: str | None = Field("Task", description="name of the object in `file`; null takes the module itself")
     options: dict[str, Any] = Field({}, description="keyword arguments for the task when it is made")
@@ -120,6 +115,10 @@ class Items(Strict):
     duplicates: Literal["error", "drop"] = Field("error", description="what to do with items that occur twice")
     rename: dict[str, str] = Field({}, description="fields to rename, old name to new name")
 
+    def has_validation(self) -> bool:
+        """Whether some items are kept apart for validation."""
+        return self.validation_fraction > 0.0 or self.validation_source is not None or self.validation_split is not None
+
     @model_validator(mode="after")
     def _agree(self) -> "Items":
         if self.streaming and self.limit is None:
@@ -145,11 +144,22 @@ class Scoring(Strict):
 # --- team and sampling --------------------------------------------------------------------------------------------
 
 
+class SavedTeam(Strict):
+    """A folder of an earlier run to start from: an export or a policy with agent_0, agent_1, ..., or one model."""
+
+    path: str = Field(min_length=1, description="the folder; with agent_0, agent_1, ... in it, agent i takes agent_i")
+
+
 class Team(Strict):
     """The agents: their models and how a prompt reaches them. A list has one entry per agent, in actor order."""
 
-    model: Name | None = Field(None, description="one model for all agents (a file of `config/models/`)")
-    models: list[Name] | None = Field(None, min_length=1, description="one model per agent")
+    model: Name | SavedTeam | None = Field(
+        None, description="one model for all agents (a file of `config/models/`), or `{path: folder}` of a trained team"
+    )
+    models: list[Name | SavedTeam] | None = Field(None, min_length=1, description="the same per agent")
+    share_weights: bool = Field(
+        False, description="all agents are one model, kept and trained once; else each trains a copy of its own"
+    )
     agents: int = Field(2, ge=1, le=64, description="number of agents; with `models` it is their number")
     system_prompt: str | list[str | None] | None = Field(None, description="system prompt: one for all, or a list")
     prompt_format: Literal["auto", "chat", "plain"] | list[Literal["auto", "chat", "plain"]] = Field(
@@ -174,16 +184,35 @@ class Team(Strict):
             value = getattr(self, key)
             if isinstance(value, list) and len(value) != self.agents:
                 raise ValueError(f"{key} has {len(value)} entries for {self.agents} agents")
+        if self.share_weights and any(model != self.models[0] for model in self.models or []):
+            raise WrongKey("share_weights", "needs one model for all agents, but models names several; set model")
         return self
 
-    def model_names(self) -> list[str]:
-        """Names of the agents' models, in actor order."""
+    def model_names(self) -> list[Any]:
+        """Names of the agents' models, in actor order; a saved team has names once its folder was looked at."""
         return list(self.models) if self.models else [self.model] * self.agents
 
     def per_agent(self, key: str) -> list[Any]:
         """The value of `key` for each agent, in actor order."""
         value = getattr(self, key)
         return list(value) if isinstance(value, list) else [value] * self.agents
+
+
+class Episode(Strict):
+    """How many turns the agents have on one item. After a turn the task's transition makes the next prompts."""
+
+    turns: int = Field(1, ge=1, le=16, description="turns; more than 1 needs a task with a transition")
+    discount: float = Field(1.0, gt=0.0, le=1.0, description="weight of the next turn's return in a return")
+    termination_threshold: float | None = Field(
+        None, description="an episode ends where the mean reward of a turn is above this; null is off"
+    )
+
+    @model_validator(mode="after")
+    def _turns_are_several(self) -> "Episode":
+        for key, neutral in (("discount", 1.0), ("termination_threshold", None)):
+            if self.turns == 1 and getattr(self, key) != neutral:
+                raise WrongKey(key, f"{getattr(self, key)} does nothing with one turn; set turns, or leave it out")
+        return self
 
 
 class Sampling(Strict):
@@ -231,18 +260,6 @@ class Preferences(Strict):
     min_gap: float = Field(0.0, ge=0.0, description="pairs with a smaller reward gap are left out")
 
 
-class Optimizer(Strict):
-    """AdamW and its schedule; weights and moments are float32."""
-
-    learning_rate: float = Field(1e-5, gt=0.0, description="peak learning rate")
-    weight_decay: float = Field(0.0, ge=0.0, description="on weight matrices, never on norms and biases")
-    adam_betas: tuple[Beta, Beta] = Field((0.9, 0.99), description="AdamW's betas")
-    warmup_fraction: Share = Field(0.1, description="share of the steps that warm up linearly")
-    decay: Literal["constant", "linear", "cosine"] = Field("linear", description="after the warm-up")
-    max_gradient_norm: float | None = Field(1.0, gt=0.0, description="gradient clipping per agent; null is off")
-    epochs: int = Field(1, ge=1, description="passes over the training data")
-
-
 class RewardTraining(Optimizer):
     """The settings of a reward model that decide its weights."""
 
@@ -260,71 +277,6 @@ class RewardModel(RewardTraining):
 
     preferences: Name = Field("default", description="the preferences it is fitted on")
     model: Name | None = Field(None, description="backbone (a file of `config/models/`); null takes the first agent's")
-
-
-# --- methods ------------------------------------------------------------------------------------------------------
-
-
-class Base(Strict):
-    """The team as it is, untrained: what every method is compared with."""
-
-    algorithm: Literal["base"] = Field("base", description="`base`")
-
-
-class MadpoTraining(Optimizer):
-    """The settings of MADPO that decide its weights."""
-
-    loss: Literal["sigmoid", "ipo", "simpo"] = Field("sigmoid", description="loss on the joint margin")
-    beta: float = Field(0.1, gt=0.0, description="inverse temperature of the preference model")
-    gamma: float = Field(0.0, ge=0.0, description="only `simpo`: target margin")
-    label_smoothing: float = Field(0.0, ge=0.0, lt=0.5, description="only `sigmoid`: share of labels taken as flipped")
-    reference: Literal["initial", "none"] = Field("initial", description="reference policy of the margin")
-    learning_rate: float = Field(1e-5, gt=0.0, description="peak learning rate")
-    epochs: int = Field(1, ge=1, description="passes over the training pairs")
-    batch_size: int = Field(16, ge=1, description="pairs per optimizer step")
-
-    @model_validator(mode="after")
-    def _agree(self) -> "MadpoTraining":
-        if self.loss != "simpo" and self.gamma:
-            raise ValueError(f"gamma belongs to the loss simpo, the loss is {self.loss}")
-        if self.loss != "sigmoid" and self.label_smoothing:
-            raise ValueError(f"label_smoothing belongs to the loss sigmoid, the loss is {self.loss}")
-        if self.loss == "simpo" and self.reference != "none":
-            raise ValueError("the loss simpo has no reference: set reference to none")
-        return self
-
-
-class Madpo(MadpoTraining):
-    """Multi-agent direct preference optimization on stored pairs."""
-
-    algorithm: Literal["madpo"] = Field("madpo", description="`madpo`")
-    preferences: Name = Field("default", description="the preferences it trains on")
-
-
-class PolicyGradient(Optimizer):
-    """The settings of policy-gradient training that decide its weights."""
-
-    generations: int = Field(8, ge=2, description="joint responses per item and step")
-    items_per_step: int = Field(8, ge=1, description="items per optimizer step")
-    learning_rate: float = Field(1e-5, gt=0.0, description="peak learning rate")
-    epochs: int = Field(4, ge=1, description="passes over the training items")
-    normalise_advantages: bool = Field(False, description="divide advantages by their standard deviation per item")
-    loss_reduction: Literal["sequence_sum", "token_mean"] = Field(
-        "sequence_sum", description="sum log-probs over a response, or average over the tokens of the step"
-    )
-    kl_coefficient: float = Field(0.05, ge=0.0, description="weight of the reference KL that is taken off the return")
-
-
-class Marlhf(PolicyGradient):
-    """Multi-agent RLHF: reinforcement learning on a fitted joint reward model."""
-
-    algorithm: Literal["marlhf"] = Field("marlhf", description="`marlhf`")
-    backend: Literal["magrpo"] = Field("magrpo", description="algorithm that optimizes the reward model's score")
-    reward_model: Name = Field("default", description="the reward model it maximises")
-
-
-Method = Annotated[Base | Madpo | Marlhf, Field(discriminator="algorithm")]
-ALGORITHMS = ("base", "madpo", "marlhf")
 
 
 # --- evaluation, compute, runtime, tracking -----------------------------------------------------------------------
@@ -436,28 +388,6 @@ def team_shorthand(value: Any) -> Any:
     return {"models": value} if isinstance(value, list) else value
 
 
-def _methods_shorthand(value: Any) -> Any:
-    """A list of names, or settings by name; a method named like an algorithm uses it."""
-    if isinstance(value, list):
-        for name in value:
-            if not isinstance(name, str):
-                raise ValueError(f"a list of methods holds names, found {name!r}; give settings as `name: {{...}}`")
-            if value.count(name) > 1:
-                raise ValueError(f"method {name!r} stands twice")
-        value = {name: {} for name in value}
-    if not isinstance(value, Mapping):
-        return value
-    complete = {}
-    for name, method in value.items():
-        method = {} if method is None else method
-        if isinstance(method, Mapping) and "algorithm" not in method:
-            if name not in ALGORITHMS:
-                raise ValueError(f"method {name!r} needs an algorithm, one of {', '.join(ALGORITHMS)}")
-            method = {"algorithm": name, **method}
-        complete[name] = method
-    return complete
-
-
 def _seeds_shorthand(value: Any) -> Any:
     return [value] if isinstance(value, int) else value
 
@@ -473,9 +403,10 @@ class Experiment(Strict):
         Items(), description="task items and their split; a bare text is `items.source`"
     )
     scoring: Scoring = Field(Scoring(), description="the task reward")
-    team: Annotated[Team, BeforeValidator(team_shorthand, json_schema_input_type=str | list[str] | Team)] = Field(
-        description="the agents; a bare name is one model for all, a list one model per agent"
-    )
+    team: Annotated[
+        Team, BeforeValidator(team_shorthand, json_schema_input_type=str | list[str | SavedTeam] | Team)
+    ] = Field(description="the agents; a bare name is one model for all, a list one model per agent")
+    episode: Episode = Field(Episode(), description="turns of the agents on one item")
     sampling: Sampling = Field(Sampling(), description="how completions are drawn, everywhere")
     collections: dict[Name, Collection] = Field(
         {"default": Collection()}, description="joint responses of the base team, by name"
@@ -486,7 +417,7 @@ class Experiment(Strict):
     )
     methods: Annotated[
         dict[Name, Method],
-        BeforeValidator(_methods_shorthand, json_schema_input_type=list[str] | dict[str, Base | Madpo | Marlhf | None]),
+        BeforeValidator(methods_shorthand, json_schema_input_type=list[str] | dict[str, MethodAsWritten]),
     ] = Field(min_length=1, description="the rows of the report, by name; a list of names takes every default")
     seeds: Annotated[list[Seed], BeforeValidator(_seeds_shorthand, json_schema_input_type=int | list[int])] = Field(
         [0], min_length=1, description="seeds; every method runs once per seed"
@@ -520,14 +451,66 @@ class Experiment(Strict):
             _known(f"reward_models.{name}.preferences", reward_model.preferences, self.preferences)
         for name, method in self.methods.items():
             if isinstance(method, Base) != (name == "base"):
-                raise ValueError(f"methods.{name}: the untrained team, and nothing else, is called base")
+                raise WrongKey(f"methods.{name}", "the untrained team, and nothing else, is called base")
             if isinstance(method, Madpo):
                 _known(f"methods.{name}.preferences", method.preferences, self.preferences)
-            if isinstance(method, Marlhf):
+            if isinstance(method, RewardedMethod) and method.reward_model is not None:
                 _known(f"methods.{name}.reward_model", method.reward_model, self.reward_models)
         if len(set(self.seeds)) != len(self.seeds):
-            raise ValueError(f"seeds: {self.seeds} names a seed twice")
+            raise WrongKey("seeds", f"{self.seeds} names a seed twice")
         return self
+
+    @model_validator(mode="after")
+    def _methods_fit(self) -> "Experiment":
+        for name, method in self.methods.items():
+            if isinstance(method, PolicyTraining):
+                _fits_team(f"methods.{name}", method, self.team)
+            if isinstance(method, Reinforcement):
+                _fits_sampling(f"methods.{name}", method, self)
+            if isinstance(method, GroupMethod):
+                _is_feasible(f"methods.{name}", method, self.team.agents, self.episode.turns)
+        return self
+
+
+def _fits_team(path: str, method: PolicyTraining, team: Team) -> None:
+    """Learning rates and adapters per agent go with the agents and with weights of their own."""
+    rates = method.learning_rate
+    if isinstance(rates, list) and len(rates) != team.agents:
+        raise WrongKey(f"{path}.learning_rate", f"has {len(rates)} entries for {team.agents} agents")
+    if team.share_weights and isinstance(rates, list):
+        raise WrongKey(f"{path}.learning_rate", "is a list, but with team.share_weights all agents are one model")
+    if team.share_weights and method.lora is not None:
+        raise WrongKey(f"{path}.lora", "gives each agent an adapter, but with team.share_weights all are one model")
+
+
+def _fits_sampling(path: str, method: Reinforcement, experiment: Experiment) -> None:
+    """Training needs varied samples; evaluation while training needs items and turns."""
+    if experiment.sampling.temperature == 0.0:
+        raise WrongKey("sampling.temperature", f"0 is greedy, but {path} learns from samples that differ; raise it")
+    if method.eval_interval and not experiment.items.has_validation():
+        raise WrongKey(
+            f"{path}.eval_interval",
+            "reads validation items, and there are none: set items.validation_fraction (or validation_source)",
+        )
+    _, turn, metric = (method.keep_best or "").partition("eval/turn_")
+    number, _, name = metric.partition("/")
+    turns = experiment.episode.turns
+    if turn and (not number.isdecimal() or not 1 <= int(number) <= turns or not name):
+        raise WrongKey(f"{path}.keep_best", f"{method.keep_best!r} names no turn; turns are 1 to {turns}")
+
+
+def _is_feasible(path: str, method: GroupMethod, agents: int, turns: int) -> None:
+    """Trees of joint responses grow with agents and turns."""
+    if method.joint_mode == "cross" and agents == 1:
+        raise WrongKey(f"{path}.joint_mode", "cross combines the responses of several agents, but the team has 1")
+    combined = agents if method.joint_mode == "cross" else 1
+    count = method.generations ** (combined * turns)
+    if count > MOST_JOINT_RESPONSES:
+        how = f"generations {method.generations}, {method.joint_mode}, {agents} agents, {turns} turns"
+        raise WrongKey(
+            f"{path}.generations",
+            f"gives {count} joint responses per item ({how}), more than {MOST_JOINT_RESPONSES}; lower generations",
+        )
 
 
 def _with_sampling(collection: Any, common: Mapping[str, Any]) -> Any:
@@ -539,7 +522,7 @@ def _with_sampling(collection: Any, common: Mapping[str, Any]) -> Any:
 
 def _known(path: str, name: str, known: Mapping[str, Any]) -> None:
     if name not in known:
-        raise ValueError(f"{path}: {name!r} is not defined; defined: {', '.join(known)}{nearest(name, known)}")
+        raise WrongKey(path, f"{name!r} is not defined; defined: {', '.join(known)}{nearest(name, known)}")
 
 
 # --- project ------------------------------------------------------------------------------------------------------
@@ -571,10 +554,24 @@ class ProjectConfig(Strict):
 def models_of(experiment: Experiment) -> list[str]:
     """Names of all models that an experiment uses."""
     backbones = [r.model for r in used_reward_models(experiment).values() if r.model]
-    return list(dict.fromkeys([*experiment.team.model_names(), *backbones]))
+    critics = [m.critic_model for m in experiment.methods.values() if isinstance(m, ActorCritic) and m.critic_model]
+    return list(dict.fromkeys([*experiment.team.model_names(), *backbones, *critics]))
+
+
+def reward_model_of(method: Any) -> str | None:
+    """The reward model that a method maximises, or None where it has none."""
+    return method.reward_model if isinstance(method, RewardedMethod) else None
 
 
 def used_reward_models(experiment: Experiment) -> dict[str, RewardModel]:
     """The reward models that some method names."""
-    named = [m.reward_model for m in experiment.methods.values() if isinstance(m, Marlhf)]
+    named = [reward_model_of(method) for method in experiment.methods.values()]
     return {name: model for name, model in experiment.reward_models.items() if name in named}
+
+
+def critic_models_of(method: Any, team: Team) -> list[str]:
+    """Models that the separate critics of a method start from: one per agent, or one for the team."""
+    if not isinstance(method, ActorCritic) or method.critic == "shared":
+        return []
+    names = [method.critic_model] * team.agents if method.critic_model else team.model_names()
+    return names[:1] if method.algorithm == "maac" else names

@@ -10,14 +10,17 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import models_json_schema
 from pydantic_core import PydanticUndefined
 
-from comlrl_stages.config import Base, Experiment, Madpo, Marlhf, Model, ProjectConfig
+from comlrl_stages.config import Experiment, Model, ProjectConfig
+from comlrl_stages.config_methods import ActorCritic, Base, GroupMethod, Madpo, Marlhf
 
 FILES: tuple[tuple[str, type[BaseModel]], ...] = (
     ("config/config.yaml", ProjectConfig),
     ("config/models/<name>.yaml", Model),
     ("config/experiments/<name>.yaml", Experiment),
 )
-METHODS: tuple[type[BaseModel], ...] = (Base, Madpo, Marlhf)
+METHODS: tuple[type[BaseModel], ...] = (Base, Madpo, GroupMethod, ActorCritic)
+#: Sections that stand for others.
+SHORT_FORMS: tuple[type[BaseModel], ...] = (Marlhf,)
 
 
 def json_schema() -> str:
@@ -58,18 +61,19 @@ def _section(prefix: str, model: type[BaseModel], seen: dict[type[BaseModel], st
 def _subsections(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
     annotation = _bare(annotation)
     options = [option for option in _options(annotation) if option is not type(None)]
-    if len(options) == 1:
-        annotation = options[0]
-    if _is_section(annotation):
-        yield "", annotation
+    sections = [option for option in options or [annotation] if _is_section(option)]
+    if sections:
+        yield from (("", section) for section in sections)
     elif get_origin(annotation) is dict:
         value = _bare(get_args(annotation)[1])
         if _is_section(value):
             yield ".<name>", value
         elif set(_options(value)) == set(METHODS):
-            yield from (
-                (f".<name> (algorithm: {method.model_fields['algorithm'].default})", method) for method in METHODS
-            )
+            yield from ((f".<name> (algorithm: {_algorithms(method)})", method) for method in (*METHODS, *SHORT_FORMS))
+
+
+def _algorithms(method: type[BaseModel]) -> str:
+    return ", ".join(get_args(method.model_fields["algorithm"].annotation))
 
 
 def _sentence(model: type[BaseModel]) -> str:

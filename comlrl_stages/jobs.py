@@ -11,7 +11,8 @@ from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
-from comlrl_stages.config import Base, Experiment, Madpo, used_reward_models
+from comlrl_stages.config import Experiment, critic_models_of, reward_model_of, used_reward_models
+from comlrl_stages.config_methods import Base, Madpo, PolicyTraining, Reinforcement
 from comlrl_stages.project import Project
 from comlrl_stages.settings import instances
 
@@ -23,7 +24,11 @@ _ROUND = f"{_METHOD}/round{{round}}"
 #: What each stage makes, in order of execution. Work in progress lies beside the first artifact.
 OUTPUTS: dict[str, tuple[str, ...]] = {
     "prepare": ("results/models/{model}",),
-    "split": ("results/{experiment}/split/train.parquet", "results/{experiment}/split/eval.parquet"),
+    "split": (
+        "results/{experiment}/split/train.parquet",
+        "results/{experiment}/split/eval.parquet",
+        "results/{experiment}/split/validation.parquet",
+    ),
     "sample": (f"{_SEED}/collections/{{collection}}/completions.parquet",),
     "score": (f"{_SEED}/collections/{{collection}}/rewards.parquet",),
     "pair": (f"{_SEED}/preferences/{{preferences}}/pairs.parquet",),
@@ -80,21 +85,25 @@ def jobs_of(project: Project, experiments: Sequence[str] | None = None) -> list[
         path: (stage, wildcards)
         for stage in OUTPUTS
         for wildcards in instances(project, stage)
-        for path in _outputs(stage, wildcards)
+        for path in _outputs(project, stage, wildcards)
     }
     found: dict[str, Job] = {}
     waiting = list(_targets(project, experiments or list(project.experiments)))
     while waiting:
         stage, wildcards = makers[waiting.pop()]
-        outputs = _outputs(stage, wildcards)
+        outputs = _outputs(project, stage, wildcards)
         if outputs[0] not in found:
             found[outputs[0]] = Job(stage, wildcards, outputs, _inputs(project, stage, wildcards))
             waiting += found[outputs[0]].input_paths()
     return [found[path] for path in makers if path in found]
 
 
-def _outputs(stage: str, wildcards: SimpleNamespace) -> tuple[str, ...]:
-    return tuple(template.format(**vars(wildcards)) for template in OUTPUTS[stage])
+def _outputs(project: Project, stage: str, wildcards: SimpleNamespace) -> tuple[str, ...]:
+    """Paths that a job makes; the validation items only where some are kept apart."""
+    templates = OUTPUTS[stage]
+    if stage == "split" and not project.experiments[wildcards.experiment].items.has_validation():
+        templates = templates[:2]
+    return tuple(template.format(**vars(wildcards)) for template in templates)
 
 
 def _targets(project: Project, experiments: Sequence[str]) -> Iterator[str]:
@@ -131,6 +140,10 @@ def _train(job: Mapping[str, Any]) -> str:
 
 def _eval(job: Mapping[str, Any]) -> str:
     return _path("split", 1, **job)
+
+
+def _validation(job: Mapping[str, Any]) -> str:
+    return _path("split", 2, **job)
 
 
 def _preferences(experiment: Experiment, job: Mapping[str, Any], name: str) -> Inputs:
@@ -181,8 +194,14 @@ def _optimize(experiment: Experiment, job: Mapping[str, Any]) -> Inputs:
         inputs = {**_refer(experiment, job), "training_pairs": _path("replay", **job)}
         reference = {"reference_log_probs": _path("refer", **job)} if method.reference != "none" else {}
         return {**inputs, **reference}
-    reward_model = _path("reward", **job, reward_model=method.reward_model)
-    return {"models": _models(experiment), "items": _train(job), "reward_model": reward_model}
+    inputs: Inputs = {"models": _models(experiment), "items": _train(job)}
+    if isinstance(method, Reinforcement) and method.eval_interval:
+        inputs["validation"] = _validation(job)
+    if (reward_model := reward_model_of(method)) is not None:
+        inputs["reward_model"] = _path("reward", **job, reward_model=reward_model)
+    if critics := critic_models_of(method, experiment.team):
+        inputs["critic_models"] = [_path("prepare", model=name) for name in critics]
+    return inputs
 
 
 def _sample_evaluation(experiment: Experiment, job: Mapping[str, Any]) -> Inputs:
@@ -195,7 +214,9 @@ def _evaluate(experiment: Experiment, job: Mapping[str, Any]) -> Inputs:
 
 
 def _export(experiment: Experiment, job: Mapping[str, Any]) -> Inputs:
-    return {"policy": _policy(job)}
+    method = experiment.methods[job["method"]]
+    adapters = isinstance(method, PolicyTraining) and method.lora is not None
+    return {"policy": _policy(job), **({"models": _models(experiment)} if adapters else {})}
 
 
 def _card(experiment: Experiment, job: Mapping[str, Any]) -> Inputs:
@@ -224,6 +245,7 @@ def _report(experiment: Experiment, job: Mapping[str, Any]) -> Inputs:
 def _listed(experiment: Experiment, job: Mapping[str, Any]) -> list[str]:
     """Further artifacts that the report tells of."""
     found = [*_models(experiment), _train(job), _eval(job)]
+    found += [_validation(job)] if experiment.items.has_validation() else []
     used = {
         *(model.preferences for model in used_reward_models(experiment).values()),
         *(method.preferences for method in experiment.methods.values() if isinstance(method, Madpo)),

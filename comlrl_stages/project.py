@@ -1,7 +1,7 @@
 """From YAML files to a checked project: reading, overlays, and errors that say what to do."""
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -10,16 +10,17 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from comlrl_stages.config import (
-    ALGORITHMS,
     Experiment,
     Model,
     ProjectConfig,
-    Strict,
+    SavedTeam,
     items_shorthand,
     models_of,
     task_shorthand,
     team_shorthand,
 )
+from comlrl_stages.config_methods import ActorCritic, Base, GroupMethod, Madpo, Marlhf
+from comlrl_stages.config_values import Strict, WrongKey
 from comlrl_stages.errors import UserError, nearest
 
 T = TypeVar("T", bound=Strict)
@@ -27,11 +28,23 @@ T = TypeVar("T", bound=Strict)
 
 @dataclass(frozen=True)
 class Project:
-    """All experiments of a run and the models they name, checked."""
+    """All experiments of a run and the models they name, checked.
+
+    `saved` are the folders of trained teams that experiments start from (`team.model: {path: ...}`), by experiment.
+    """
 
     experiments: dict[str, Experiment]
     models: dict[str, Model]
     folders: tuple[Path, ...]
+    saved: dict[str, str] = field(default_factory=dict)
+
+    def saved_critics(self, experiment: str, method: ActorCritic) -> str | None:
+        """The folder with the critics that `method` goes on from: they were trained beside the experiment's team."""
+        if not method.restore_critics or method.critic == "shared" or method.critic_model is not None:
+            return None
+        critics = Path(self.saved.get(experiment, "")) / "critics"
+        first = "critic" if method.algorithm == "maac" else "critic_0"
+        return str(critics) if experiment in self.saved and (critics / first).is_dir() else None
 
 
 def load_project(config: Mapping[str, Any], folders: Sequence[Path], origin: str = "config/config.yaml") -> Project:
@@ -49,11 +62,63 @@ def load_project(config: Mapping[str, Any], folders: Sequence[Path], origin: str
         for name in top.experiments
     }
     models: dict[str, Model] = {}
+    saved = {name: e.team.model.path for name, e in experiments.items() if isinstance(e.team.model, SavedTeam)}
     for name, experiment in experiments.items():
-        for model in models_of(experiment):
-            place = f"{_find(folders, 'experiments', name, origin)}: team or reward_models"
-            models.setdefault(model, _read(Model, folders, "models", model, place, top.override.models.get(model, {})))
-    return Project(experiments, models, tuple(folders))
+        file = _find(folders, "experiments", name, origin)
+        experiments[name], inline = _with_named_models(name, experiment, str(file))
+        models |= inline
+        for model in models_of(experiments[name]):
+            if model not in models:
+                place = f"{file}: team, reward_models or methods"
+                models[model] = _read(Model, folders, "models", model, place, top.override.models.get(model, {}))
+    return Project(experiments, models, tuple(folders), saved)
+
+
+# --- teams of earlier runs ----------------------------------------------------------------------------------------
+
+
+def _with_named_models(name: str, experiment: Experiment, origin: str) -> tuple[Experiment, dict[str, Model]]:
+    """The experiment with names for the folders in its team, and these models: `<experiment>.agent_<i>`."""
+    team = experiment.team
+    folders = {agent: entry.path for agent, entry in enumerate(team.model_names()) if isinstance(entry, SavedTeam)}
+    if not folders:
+        return experiment, {}
+    names = team.model_names()
+    found: dict[str, str] = {}
+    for agent, folder in folders.items():
+        own = _folder_of_agent(folder, agent, team.agents, f"{origin}: team.{'models' if team.models else 'model'}")
+        names[agent] = found.setdefault(own, f"{name}.agent_{agent}")
+    if team.share_weights and len(set(names)) > 1:
+        raise UserError(
+            f"{origin}: team.share_weights: needs one model for all agents, but {folders[0]} holds one for each; "
+            f"name one of them, such as {folders[0]}/agent_0"
+        )
+    named = experiment.model_copy(update={"team": team.model_copy(update={"model": None, "models": names})})
+    return named, {model: Model(path=folder) for folder, model in found.items()}
+
+
+def _folder_of_agent(folder: str, agent: int, agents: int, place: str) -> str:
+    """`folder/agent_i` where agents lie in it, in role order; else the folder itself."""
+    found = len(list(_agent_folders(Path(folder))))
+    if not found:
+        return folder
+    if found != agents:
+        raise UserError(
+            f"{place}: {folder} holds a team of {found} agents (agent_0 to agent_{found - 1}), but this team has "
+            f"{agents}. Change team.agents, or name the agents one by one in team.models, such as {folder}/agent_0."
+        )
+    return f"{folder}/agent_{agent}"
+
+
+def _agent_folders(folder: Path) -> Iterator[Path]:
+    """agent_0, agent_1, ... as far as they are there."""
+    number = 0
+    while (folder / f"agent_{number}").is_dir():
+        yield folder / f"agent_{number}"
+        number += 1
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
 
 
 def parse(model: type[T], values: Any, origin: str) -> T:
@@ -63,8 +128,9 @@ def parse(model: type[T], values: Any, origin: str) -> T:
     except ValidationError as error:
         problems = error.errors()
         places = {problem["loc"] for problem in problems}
-        lines = [f"{origin}: {_explain(model, p)}" for p in problems if not _is_inherited(p["loc"], places)]
-        raise UserError("\n".join(lines)) from None
+        told = [p for p in problems if not _is_inherited(p["loc"], places)]
+        lines = [f"{origin}: {_explain(model, p)}" for p in _of_meant_kinds(model, told)]
+        raise UserError("\n".join(dict.fromkeys(lines))) from None
 
 
 def _is_inherited(place: tuple[Any, ...], places: Set[tuple[Any, ...]]) -> bool:
@@ -154,10 +220,13 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _explain(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
     """One line: key path, what is wrong, what is allowed."""
     location = _readable(model, problem["loc"])
+    reason = problem.get("ctx", {}).get("error")
+    if isinstance(reason, WrongKey):
+        location.append(reason.key)
     path = ".".join(str(part) for part in location) or "(top level)"
     if problem["type"] == "extra_forbidden":
         valid = _fields_at(model, problem["loc"][:-1])
-        return f"{path}: unknown key{nearest(str(location[-1]), valid)}. Valid here: {', '.join(valid)}"
+        return f"{path}: {_unknown_key(location, problem['loc'], valid)}. Valid here: {', '.join(valid)}"
     if problem["type"] == "missing":
         return f"{path}: is missing and has no default"
     message = problem["msg"].removeprefix("Value error, ")
@@ -166,30 +235,97 @@ def _explain(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
     return f"{path}: {message} (found {problem['input']!r:.200})"
 
 
+def _unknown_key(readable: Sequence[Any], location: Sequence[Any], valid: Sequence[str]) -> str:
+    """What is said of a key that is not valid; a method's key may belong to other algorithms."""
+    key = str(readable[-1])
+    if len(location) == 4 and location[0] == "methods":
+        owners = [name for kind in _METHOD_KINDS if key in kind.model_fields for name in _tags(kind)]
+        if owners:
+            return f"belongs to {', '.join(owners)}, the algorithm here is {location[2]}"
+    return f"unknown key{nearest(key, valid)}"
+
+
+_METHOD_KINDS = (Base, Madpo, GroupMethod, ActorCritic, Marlhf)
+
+
+def _of_meant_kinds(model: type[BaseModel], problems: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Where a key takes values of several kinds, only the problems of the kind that the value comes nearest to."""
+    best: dict[tuple[Any, ...], int] = {}
+    rated = []
+    for problem in problems:
+        place = _Place.of(model, problem["loc"])
+        kind = problem["type"] if place.is_kind else ""
+        distance = 2 if kind.endswith("_type") else 1 if kind.endswith(("_parsing", "literal_error")) else 0
+        best[place.choice] = min(distance, best.get(place.choice, distance))
+        rated.append((problem, place.choice, distance))
+    return [problem for problem, choice, distance in rated if choice == () or distance == best[choice]]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where pydantic found a problem.
+
+    Attributes:
+        keys: the keys of the file that lead there, without pydantic's names of kinds.
+        annotation: the type there.
+        choice: the keys of the last one that takes values of several kinds, () if none does.
+        is_kind: the problem is one of a kind as a whole.
+    """
+
+    keys: tuple[Any, ...]
+    annotation: Any
+    choice: tuple[Any, ...] = ()
+    is_kind: bool = False
+
+    @classmethod
+    def of(cls, model: type[BaseModel], location: Sequence[Any]) -> "_Place":
+        place = cls((), model)
+        for part in location:
+            place = place._next(part)
+        return place
+
+    def _next(self, part: Any) -> "_Place":
+        options = _options(self.annotation)
+        if len(options) > 1:
+            chosen = next((option for option in options if _is_called(option, str(part))), options[0])
+            tagged = bool(_tags(chosen))
+            return _Place(self.keys, chosen, self.choice if tagged else self.keys, not tagged)
+        return _Place((*self.keys, part), _inside(_strip(self.annotation), part), self.choice)
+
+
+def _inside(annotation: Any, part: Any) -> Any:
+    """The type of what lies under a key of a section, a mapping or a list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation.model_fields[part].annotation if part in annotation.model_fields else Any
+    inner = get_args(annotation)
+    return inner[-1] if get_origin(annotation) in (dict, list) and inner else Any
+
+
+def _is_called(option: Any, kind: str) -> bool:
+    """Whether pydantic calls a kind of values so: `list[...]`, `literal[...]`, a class, an algorithm, `float`."""
+    option = _strip(option)
+    origin = get_origin(option)
+    if origin is not None:
+        return kind.startswith(f"{getattr(origin, '__name__', str(origin).rpartition('.')[2]).lower()}[")
+    return kind in _tags(option) or kind.rpartition("-")[2] == getattr(option, "__name__", "")
+
+
 def _readable(model: type[BaseModel], location: tuple[Any, ...]) -> list[Any]:
-    """The location without pydantic's union tags, which are no keys of the file."""
-    readable: list[Any] = []
-    for index, part in enumerate(location):
-        tag = part in ALGORITHMS and index == 2 and location[0] == "methods"
-        constraint = isinstance(part, str) and ("[" in part or part in ("str", "list", "none"))
-        if not tag and not constraint:
-            readable.append(part)
-    return readable
+    """The location without pydantic's names of kinds, which are no keys of the file."""
+    return list(_Place.of(model, location).keys)
 
 
 def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     """Names of the keys that are valid at a location of a model."""
-    current: Any = model
-    for part in location:
-        if isinstance(current, type) and issubclass(current, BaseModel) and part in current.model_fields:
-            current = _strip(current.model_fields[part].annotation)
-        elif get_origin(current) is dict:
-            current = _strip(get_args(current)[1])
-        elif get_origin(current) in (Union, UnionType):
-            current = next((option for option in get_args(current) if _tag(option) == part), get_args(current)[0])
-    if isinstance(current, type) and issubclass(current, BaseModel):
-        return list(current.model_fields)
-    return []
+    found = _strip(_Place.of(model, location).annotation)
+    return list(found.model_fields) if isinstance(found, type) and issubclass(found, BaseModel) else []
+
+
+def _options(annotation: Any) -> list[Any]:
+    """The kinds of values that a type allows beside null."""
+    annotation = _strip(annotation)
+    options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return [option for option in options if option is not type(None)]
 
 
 def _strip(annotation: Any) -> Any:
@@ -198,10 +334,11 @@ def _strip(annotation: Any) -> Any:
         annotation = get_args(annotation)[0]
     if get_origin(annotation) in (Union, UnionType):
         options = [option for option in get_args(annotation) if option is not type(None)]
-        return options[0] if len(options) == 1 else annotation
+        return _strip(options[0]) if len(options) == 1 else annotation
     return annotation
 
 
-def _tag(option: Any) -> str | None:
+def _tags(option: Any) -> tuple[str, ...]:
+    """The algorithms of a class of methods."""
     field = getattr(option, "model_fields", {}).get("algorithm")
-    return field.default if field else None
+    return get_args(field.annotation) if field else ()

@@ -29,8 +29,8 @@ MEMORY = Path(".snakemake") / "comlrl_stages"
 SMALL_FILE = 50_000_000
 #: Modules that decide no byte of a result: reading the configuration, moving files, showing progress.
 _READS_AND_MOVES = (
-    "config project settings registry cli checks provenance artifacts files checkpoints progress errors hub publishing "
-    "tracking"
+    "config config_methods config_values project settings registry cli checks provenance artifacts files checkpoints "
+    "progress errors hub publishing tracking"
 )
 _LOOKS_AFTER_RESULTS = "jobs condition upkeep status pruning"
 OUTSIDE = {f"{PACKAGE}.{name}" for name in f"{_READS_AND_MOVES} {_LOOKS_AFTER_RESULTS}".split()}
@@ -55,7 +55,7 @@ TASK_PARTS = {
     "sample_evaluation": ("formatters", "transition"),
     "score": ("reward", "reward_scope"),
     "evaluate": ("reward", "reward_scope", "eval_logger", "eval_aggregator", "metrics_callback"),
-    "optimize": ("formatters", "transition", "reward", "reward_scope"),
+    "optimize": ("formatters", "transition", "reward", "reward_scope", "metrics_callback"),
 }
 
 
@@ -190,9 +190,10 @@ def _without_docstrings(tree: ast.AST) -> ast.AST:
 
 
 @cache
-def _task_fingerprint(file: Path, target: str | None, parts: tuple[str, ...]) -> str:
+def _task_fingerprint(file: Path, target: str | None, parts: tuple[str, ...], root: Path | None = None) -> str:
+    """`root`: the folder below which imports are followed, that of the file where not given."""
     body = _reachable(_without_docstrings(_parse_user_file(file)), target, parts)
-    imported = [_without_docstrings(_parse_user_file(path)) for path in _imported_files(file, body)]
+    imported = [_without_docstrings(_parse_user_file(path)) for path in _imported_files(file, body, root)]
     return hashlib.sha256("\n".join(ast.dump(node) for node in [*body, *imported]).encode()).hexdigest()[:16]
 
 
@@ -201,7 +202,7 @@ def task_fingerprint(task: Task, parts: tuple[str, ...]) -> str:
     if task.name is not None:
         if task.name not in TASKS:
             raise UserError(f"task.name: {task.name!r} does not ship; shipped tasks: {', '.join(TASKS)}")
-        return _task_fingerprint(_file(TASKS[task.name]), "Task", parts)
+        return _task_fingerprint(_file(TASKS[task.name]), "Task", parts, Path(__file__).parent.parent)
     return _task_fingerprint(Path(task.file), task.object, parts)
 
 
@@ -216,14 +217,14 @@ def _parse_user_file(path: Path) -> ast.Module:
         raise UserError(f"{path}: is not valid Python: {error}") from None
 
 
-def _imported_files(file: Path, body: Iterable[ast.AST]) -> list[Path]:
-    """Modules and packages in the folder of a user's file that its statements import, directly or not."""
+def _imported_files(file: Path, body: Iterable[ast.AST], root: Path | None = None) -> list[Path]:
+    """Modules and packages in the folder of a user's file (or below `root`) that its statements import, or those do."""
     found: set[Path] = set()
     waiting = [(file.parent, list(body))]
     while waiting:
         folder, statements = waiting.pop()
         nodes = [node for statement in statements for node in ast.walk(statement)]
-        new = {path for node in nodes for path in _files_of_import(node, file.parent, folder)} - found - {file}
+        new = {path for node in nodes for path in _files_of_import(node, root or file.parent, folder)} - found - {file}
         found |= new
         waiting += [(path.parent, _parse_user_file(path).body) for path in new]
     return sorted(found)
@@ -335,8 +336,12 @@ def _names(node: ast.AST) -> set[str]:
 
 def _local_sources(stage: str, settings: Any) -> dict[str, str]:
     """Files and folders outside the results that a stage reads. An edited one runs it again, a touched one does not."""
-    keys = {"split": ("source", "eval_source", "validation_source"), "prepare": ("path", "gguf")}.get(stage, ())
-    sources = {key: getattr(settings, key) for key in keys}
+    keys = {
+        "split": ("source", "eval_source", "validation_source"),
+        "prepare": ("path", "gguf"),
+        "optimize": ("critics",),
+    }.get(stage, ())
+    sources = {key: getattr(settings, key, None) for key in keys}
     return {key: s for key, s in sources.items() if s and s != "task" and not s.startswith("hub://")}
 
 

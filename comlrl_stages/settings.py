@@ -8,31 +8,41 @@ string, `stage.key=<json>`.
 import json
 from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, Field
 
 from comlrl_stages.config import (
-    Base,
     Compute,
+    Episode,
     Experiment,
     Items,
-    Madpo,
-    MadpoTraining,
-    Marlhf,
     Model,
-    PolicyGradient,
     RewardTraining,
     Runtime,
     Sampling,
     SamplingCompute,
     Scoring,
-    Strict,
     Task,
     TrainingCompute,
     Wandb,
+    critic_models_of,
     used_reward_models,
 )
+from comlrl_stages.config_methods import (
+    ActorCritic,
+    ActorCriticAlgorithm,
+    ActorCriticTraining,
+    Base,
+    GroupAlgorithm,
+    GroupTraining,
+    Madpo,
+    MadpoTraining,
+    PolicyTraining,
+    Reinforcement,
+    RewardedMethod,
+)
+from comlrl_stages.config_values import Strict
 from comlrl_stages.errors import UserError
 from comlrl_stages.project import Project, parse
 
@@ -57,10 +67,12 @@ class TeamSettings(Strict):
     """How the agents' prompts are made and their models loaded, one entry per agent.
 
     `models` are names: two agents that change places are another team, though the set of their folders is the same.
+    `share_weights` is true only where the agents were or are trained as one model.
     """
 
     agents: int = 2
     models: list[str] = []
+    share_weights: bool = False
     system_prompts: list[str | None] = [None, None]
     prompt_formats: list[str] = ["auto", "auto"]
     template_arguments: list[dict[str, Any]] = [{}, {}]
@@ -82,7 +94,10 @@ class SampleSettings(Strict):
 
 
 class EvaluationSampleSettings(Strict):
-    """Settings of `sample-evaluation`."""
+    """Settings of `sample-evaluation`.
+
+    Of the `episode` only its turns count: what is sampled does not depend on rewards. `lora`: the policy is adapters.
+    """
 
     seed: int = 0
     round: int = 1
@@ -90,8 +105,10 @@ class EvaluationSampleSettings(Strict):
     train_samples_per_task: int = 0
     greedy: bool = True
     kl: bool = True
+    lora: bool = False
     task: Task
     team: TeamSettings = TeamSettings()
+    episode: Episode = Episode()
     sampling: Sampling = Sampling()
     compute: SamplingCompute = SamplingCompute()
 
@@ -146,19 +163,32 @@ class MadpoSettings(MadpoTraining):
     compute: TrainingCompute = TrainingCompute()
 
 
-class MarlhfSettings(PolicyGradient):
-    """Settings of `optimize` for MARLHF."""
+class RewardedSettings(Reinforcement):
+    """What the stage `optimize` is told of a run of reinforcement learning beside the method's own settings."""
 
-    algorithm: str = "marlhf"
-    backend: str = "magrpo"
     seed: int = 0
     round: int = 1
-    method: str = "marlhf"
+    method: str = ""
     task: Task
     scoring: Scoring = Scoring()
     team: TeamSettings = TeamSettings()
+    episode: Episode = Episode()
     sampling: Sampling = Sampling()
     compute: Compute = Compute()
+
+
+class GroupSettings(GroupTraining, RewardedSettings):
+    """Settings of `optimize` for group methods."""
+
+
+class ActorCriticSettings(ActorCriticTraining, RewardedSettings):
+    """Settings of `optimize` for actor-critic methods.
+
+    `critics` is a folder with saved critics to start from; `critic_trust_remote_code` has an entry per separate critic.
+    """
+
+    critics: str | None = None
+    critic_trust_remote_code: list[bool] = []
 
 
 class EvaluateSettings(Scoring):
@@ -168,13 +198,16 @@ class EvaluateSettings(Scoring):
     method: str = "base"
     task: Task
     agents: int = 2
+    episode: Episode = Episode()
     bootstrap_replicates: int = 5000
 
 
 class ExportSettings(Strict):
-    """Settings of `export`."""
+    """Settings of `export`. With `lora` the policy is adapters, which are merged into their base models."""
 
     agents: int = 2
+    lora: bool = False
+    trust_remote_code: list[bool] = [False, False]
 
 
 class CardSettings(Strict):
@@ -213,9 +246,14 @@ class StageRuntime(Runtime):
     """What a stage is given that decides no byte."""
 
     tracking: RunTracking | None = None
+    keep_checkpoints: bool = False
 
 
-OPTIMIZE_SETTINGS: dict[str, type[Strict]] = {"madpo": MadpoSettings, "marlhf": MarlhfSettings}
+OPTIMIZE_SETTINGS: dict[str, type[Strict]] = {
+    "madpo": MadpoSettings,
+    **dict.fromkeys(get_args(GroupAlgorithm), GroupSettings),
+    **dict.fromkeys(get_args(ActorCriticAlgorithm), ActorCriticSettings),
+}
 SETTINGS: dict[str, type[Strict]] = {
     "prepare": PrepareSettings,
     "split": SplitSettings,
@@ -256,11 +294,13 @@ def _split(project: Project, experiment: Experiment, wildcards: Any) -> SplitSet
     )
 
 
-def _team(project: Project, experiment: Experiment) -> TeamSettings:
+def _team(project: Project, experiment: Experiment, method: Any = None) -> TeamSettings:
+    """The team as it is, or, with a `method`, as that trains it."""
     models = [project.models[name] for name in experiment.team.model_names()]
     return TeamSettings(
         agents=experiment.team.agents,
         models=experiment.team.model_names(),
+        share_weights=experiment.team.share_weights and isinstance(method, PolicyTraining),
         system_prompts=experiment.team.per_agent("system_prompt"),
         prompt_formats=experiment.team.per_agent("prompt_format"),
         template_arguments=experiment.team.per_agent("template_arguments"),
@@ -330,29 +370,47 @@ def _optimize(project: Project, experiment: Experiment, wildcards: Any) -> Stric
         "seed": int(wildcards.seed),
         "round": int(wildcards.round),
         "method": wildcards.method,
-        "team": _team(project, experiment),
+        "team": _team(project, experiment, method),
     }
     if isinstance(method, Madpo):
         given = method.model_dump(exclude={"preferences"})
         compute = _part(TrainingCompute, experiment.compute)
         return MadpoSettings(**given, **common, compute=compute, temperature=experiment.sampling.temperature or 1.0)
-    if isinstance(method, Marlhf):
-        given = method.model_dump(exclude={"reward_model"})
-        parts = {"task": experiment.task, "scoring": experiment.scoring, "sampling": experiment.sampling}
-        return MarlhfSettings(**given, **common, **parts, compute=experiment.compute)
+    if isinstance(method, RewardedMethod):
+        kind = OPTIMIZE_SETTINGS[method.algorithm]
+        given = method.model_dump(include=set(kind.model_fields))
+        parts = {key: getattr(experiment, key) for key in ("task", "scoring", "episode", "sampling", "compute")}
+        return kind(**given, **common, **parts, **_critics(project, experiment, wildcards.experiment, method))
     return None
 
 
+def _critics(project: Project, experiment: Experiment, name: str, method: RewardedMethod) -> dict[str, Any]:
+    """What an actor-critic method is told of its critics beside its own keys."""
+    if not isinstance(method, ActorCritic):
+        return {}
+    models = [project.models[model] for model in critic_models_of(method, experiment.team)]
+    return {
+        "critics": project.saved_critics(name, method),
+        "critic_trust_remote_code": [model.trust_remote_code for model in models],
+    }
+
+
+def _is_lora(method: Any) -> bool:
+    return isinstance(method, PolicyTraining) and method.lora is not None
+
+
 def _sample_evaluation(project: Project, experiment: Experiment, wildcards: Any) -> EvaluationSampleSettings:
-    given = experiment.evaluation
+    given, method = experiment.evaluation, experiment.methods[wildcards.method]
     return EvaluationSampleSettings(
         seed=int(wildcards.seed),
         samples_per_task=given.samples_per_task,
         train_samples_per_task=given.train_samples_per_task,
         greedy=given.greedy,
-        kl=given.kl and not isinstance(experiment.methods[wildcards.method], Base),
+        kl=given.kl and not isinstance(method, Base),
+        lora=_is_lora(method),
         task=experiment.task,
-        team=_team(project, experiment),
+        team=_team(project, experiment, method),
+        episode=Episode(turns=experiment.episode.turns),
         sampling=experiment.sampling,
         compute=_part(SamplingCompute, experiment.compute),
     )
@@ -365,12 +423,18 @@ def _evaluate(project: Project, experiment: Experiment, wildcards: Any) -> Evalu
         method=wildcards.method,
         task=experiment.task,
         agents=experiment.team.agents,
+        episode=experiment.episode,
         bootstrap_replicates=experiment.evaluation.bootstrap_replicates,
     )
 
 
 def _export(project: Project, experiment: Experiment, wildcards: Any) -> ExportSettings:
-    return ExportSettings(agents=experiment.team.agents)
+    models = [project.models[name] for name in experiment.team.model_names()]
+    return ExportSettings(
+        agents=experiment.team.agents,
+        lora=_is_lora(experiment.methods[wildcards.method]),
+        trust_remote_code=[model.trust_remote_code for model in models],
+    )
 
 
 def _card(project: Project, experiment: Experiment, wildcards: Any) -> CardSettings:
@@ -544,9 +608,14 @@ def describe_settings(stage: str) -> str:
 
 def _describe(prefix: str, kind: type[BaseModel]) -> Iterable[str]:
     for name, field in kind.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
+        options = [option for option in get_args(field.annotation) or (field.annotation,) if _is_section(option)]
+        for inner in options:
             yield from _describe(f"{prefix}.{name}", inner)
+        if _is_section(field.annotation):
             continue
         default = "needed" if field.is_required() else f"default {json.dumps(field.get_default(), default=str)}"
         yield f"{prefix}.{name}  ({default})  {field.description or ''}".rstrip()
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -69,6 +69,96 @@ def test_a_team_of_another_size_is_refused():
     assert "Change team.agents (or team.models) or the task." in text
 
 
+TRANSITION = """
+    def transition(self, prompt, agent_completions, num_agents, prompt_history_per_agent, response_history_per_agent):
+        return ["b"] * num_agents
+"""
+CALLBACK = """
+    def metrics_callback(self, rollouts):
+        return {"words": 1.0}
+"""
+
+
+def test_more_turns_need_a_transition():
+    text = refusal(episode={"turns": 2})
+    assert text.startswith("experiment mine: episode.turns is 2, but the task has no transition")
+    provenance._task_fingerprint.cache_clear()
+    Path("mine.py").write_text(TASK + TRANSITION)
+    assert list(check_project(project(episode={"turns": 2})))
+
+
+def test_a_central_critic_needs_a_reward_of_the_team():
+    Path("mine.py").write_text(TASK + '\n    reward_scope = "agent"\n')
+    told = "experiment mine: methods.maac.algorithm: maac has one critic for the reward that all agents share"
+    assert refusal(methods=["maac"]).startswith(told)
+    assert list(check_project(project(methods=["iac", "magrpo"])))
+    assert list(check_project(project(methods={"marlhf": {"backend": "maac"}})))
+
+
+def keeping(metric, **values):
+    values = {"algorithm": "magrpo", "eval_interval": 8, "keep_best": metric, **values}
+    return {"items": {"validation_fraction": 0.2}, "methods": {"it": values}}
+
+
+@pytest.mark.parametrize("metric", ["eval/turn_1/reward_max", "eval/reward_mean", "eval/turn_1/task_reward_mean"])
+def test_a_metric_that_nothing_measures_is_refused(metric):
+    text = refusal(**keeping(metric))
+    assert text.startswith(
+        f"experiment mine: methods.it.keep_best: the evaluation while training measures no '{metric}'"
+    )
+    assert "reward_mean, expected_return and parts/" in text
+    Path("mine.py").write_text(TASK + CALLBACK)
+    provenance._task_fingerprint.cache_clear()
+    assert list(check_project(project(**keeping(metric)))), "the callback may return it"
+
+
+def test_metrics_that_are_always_measured_are_fine():
+    for metric in ("eval/turn_1/reward_mean", "eval/turn_1/expected_return", "eval/turn_1/parts/ratio"):
+        assert list(check_project(project(**keeping(metric))))
+    assert list(check_project(project(**keeping("eval/turn_1/task_reward_mean", reward_model="default"))))
+
+
+SAME = "with it magrpo, marloo, maremax and mareinforce are all the same"
+OLDER = "later updates of a step train on responses of an older policy; consider importance_ratio"
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"methods": {"it": {"algorithm": "magrpo", "buffer_epochs": 2}}}, f"methods.it.buffer_epochs: {OLDER}"),
+        ({"methods": {"it": {"algorithm": "iac", "train_batch_size": 1}}}, f"methods.it.train_batch_size: {OLDER}"),
+        *(
+            (
+                {"methods": {"it": {"algorithm": name, "normalise_advantages": True}}},
+                f"methods.it.normalise_advantages: {SAME}",
+            )
+            for name in ("marloo", "maremax", "mareinforce")
+        ),
+    ],
+)
+def test_what_may_not_be_meant_is_a_warning_and_no_mistake(values, told):
+    warning, fine = check_project(project(**values))
+    assert warning.startswith(f"mine: warning: {told}") and fine.endswith("1 methods, 1 seeds: fine")
+
+
+def test_pairs_of_the_first_turn_alone_are_worth_a_warning():
+    Path("mine.py").write_text(TASK + TRANSITION)
+    warning, _ = check_project(project(episode={"turns": 2}, methods=["base", "madpo", "magrpo"]))
+    assert warning.startswith("mine: warning: methods.madpo: learns from responses of the first turn only")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"algorithm": "magrpo", "normalise_advantages": True},
+        {"algorithm": "iac", "normalise_advantages": True},
+        {"algorithm": "marloo", "buffer_epochs": 2, "train_batch_size": 8, "importance_ratio": True},
+    ],
+)
+def test_what_is_usual_is_no_warning(method):
+    assert len(list(check_project(project(methods={"it": method})))) == 1
+
+
 def test_a_parameter_that_the_reward_does_not_have_is_refused_with_those_it_has():
     text = refusal(scoring={"parameters": {"strictness": 2, "stile": "y"}})
     assert "scoring.parameters.stile: the reward function has no such parameter" in text

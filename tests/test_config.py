@@ -3,24 +3,24 @@
 import pytest
 
 from comlrl_stages.config import (
-    ALGORITHMS,
-    Base,
     Compute,
+    Episode,
     Evaluation,
     Experiment,
     Items,
-    Madpo,
-    Marlhf,
     Model,
     Preferences,
     ProjectConfig,
     RewardModel,
     Runtime,
     Sampling,
+    SavedTeam,
     Scoring,
+    critic_models_of,
     models_of,
     used_reward_models,
 )
+from comlrl_stages.config_methods import ALGORITHMS, ActorCritic, Base, GroupMethod, Lora, Madpo
 from comlrl_stages.errors import UserError
 from comlrl_stages.project import parse
 from comlrl_stages.registry import ALGORITHMS as TRAINERS
@@ -118,8 +118,8 @@ def test_a_mistake_in_sampling_is_not_told_again_for_each_collection():
             {"methods": {"madpo": {"loss": "dpo"}}},
             "methods.madpo.loss: Input should be 'sigmoid', 'ipo' or 'simpo' (found 'dpo')",
         ),
-        ({"methods": {"x": {"algorithm": "ppo"}}}, "'base', 'madpo', 'marlhf'"),
-        ({"methods": {"marlhf": {"generations": 1}}}, "methods.marlhf.generations: Input should be greater than or"),
+        ({"methods": {"x": {"algorithm": "ppo"}}}, "'base', 'madpo', 'magrpo', 'marloo', 'maremax', 'mareinforce'"),
+        ({"methods": {"marlhf": {"generations": 0}}}, "methods.marlhf.generations: Input should be greater than or"),
         ({"methods": {}}, "methods: Dictionary should have at least 1 item"),
         ({"methods": 3}, "methods: Input should be a valid dictionary"),
         ({"seeds": []}, "seeds: List should have at least 1 item"),
@@ -178,7 +178,7 @@ def test_learning_rates_may_be_written_as_yaml_reads_them_as_text():
             {"methods": {"madpo": {"loss": "ipo", "label_smoothing": 0.1}}},
             "label_smoothing belongs to the loss sigmoid",
         ),
-        ({"methods": {"mine": {}}}, "method 'mine' needs an algorithm, one of base, madpo, marlhf"),
+        ({"methods": {"mine": {}}}, "method 'mine' needs an algorithm, one of base, madpo, magrpo, marloo,"),
         ({"methods": ["base", "mine"]}, "method 'mine' needs an algorithm"),
         ({"methods": ["base", "base"]}, "method 'base' stands twice"),
         ({"methods": ["base", {"madpo": {}}]}, "a list of methods holds names, found {'madpo': {}}"),
@@ -226,9 +226,10 @@ def test_a_minimal_experiment_gets_every_default():
     assert found.items == Items() and found.scoring == Scoring() and found.sampling == Sampling()
     assert list(found.collections) == list(found.preferences) == list(found.reward_models) == ["default"]
     assert found.preferences["default"] == Preferences() and found.reward_models["default"] == RewardModel()
-    assert found.methods == {"base": Base(), "madpo": Madpo(), "marlhf": Marlhf()}
+    assert found.methods == {"base": Base(), "madpo": Madpo(), "marlhf": GroupMethod(reward_model="default")}
     assert found.seeds == [0]
     assert (found.evaluation, found.compute, found.runtime) == (Evaluation(), Compute(), Runtime())
+    assert found.episode == Episode(turns=1, discount=1.0, termination_threshold=None)
 
 
 def test_short_forms_stand_for_sections():
@@ -247,7 +248,7 @@ def test_a_method_named_otherwise_says_its_algorithm():
 
 
 def test_a_method_named_like_an_algorithm_may_use_another():
-    assert experiment(methods={"madpo": {"algorithm": "marlhf"}}).methods["madpo"] == Marlhf()
+    assert experiment(methods={"madpo": {"algorithm": "maac"}}).methods["madpo"] == ActorCritic(algorithm="maac")
 
 
 @pytest.mark.parametrize("methods", [{"madpo": {"algorithm": "base"}}, {"base": {"algorithm": "madpo"}}])
@@ -316,13 +317,27 @@ def test_models_of_an_experiment_are_those_of_agents_and_used_reward_models():
     assert models_of(experiment(team=["a", "a"], reward_models=reward_models, methods=["base"])) == ["a"]
 
 
+def test_models_of_critics_count_where_critics_are_separate():
+    methods = {"iac": {"critic_model": "judge"}, "maac": {}, "shared": {"algorithm": "iac", "critic": "shared"}}
+    found = experiment(team=["a", "b"], methods=methods)
+    assert models_of(found) == ["a", "b", "judge"]
+    by_method = {name: critic_models_of(method, found.team) for name, method in found.methods.items()}
+    assert by_method == {"iac": ["judge", "judge"], "maac": ["a"], "shared": []}
+    assert critic_models_of(ActorCritic(algorithm="maac", critic_model="judge"), found.team) == ["judge"]
+    assert critic_models_of(ActorCritic(), found.team) == ["a", "b"] and critic_models_of(Madpo(), found.team) == []
+
+
+def test_the_task_reward_needs_no_reward_model():
+    assert used_reward_models(experiment(methods=["base", "madpo", "magrpo", "iac"])) == {}
+
+
 def test_only_reward_models_that_a_method_names_are_used():
     found = experiment(reward_models={"a": {}, "b": {}}, methods={"marlhf": {"reward_model": "b"}})
     assert list(used_reward_models(found)) == ["b"]
 
 
 def test_every_algorithm_but_base_has_a_trainer():
-    assert set(ALGORITHMS) == {"base", *TRAINERS}
+    assert set(ALGORITHMS) == {"base", "marlhf", *TRAINERS}
 
 
 @pytest.mark.parametrize(
@@ -338,3 +353,394 @@ def test_values_that_would_fail_inside_a_stage_are_refused_when_the_config_is_re
     values = {"task": "length_ratio", "team": "tiny", "methods": ["base"], **section}
     with pytest.raises(UserError, match=key.replace(".", r"\.")):
         parse(Experiment, values, "mine.yaml")
+
+
+# --- methods that learn from rewards ------------------------------------------------------------------------------
+
+GROUP = ["magrpo", "marloo", "maremax", "mareinforce"]
+BACKENDS = [*GROUP, "iac", "maac"]
+
+
+def method(name="it", **values):
+    """An experiment of one method that is called `it`."""
+    return experiment(methods={name: values}).methods[name]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_marlhf_is_short_for_its_backend_on_a_reward_model(backend):
+    short = method(algorithm="marlhf", backend=backend, learning_rate=3e-4, generations=4)
+    assert short == method(algorithm=backend, reward_model="default", learning_rate=3e-4, generations=4)
+    assert method(algorithm=backend).reward_model is None
+
+
+def test_marlhf_takes_magrpo_and_the_default_reward_model():
+    assert method("marlhf") == method("marlhf", backend=None, reward_model=None) == GroupMethod(reward_model="default")
+
+
+def test_marlhf_can_be_overlaid_with_another_backend_by_name():
+    found = experiment(
+        reward_models={"default": {}, "b": {}}, methods={"marlhf": {"backend": "iac", "reward_model": "b"}}
+    )
+    assert found.methods["marlhf"] == ActorCritic(algorithm="iac", reward_model="b")
+
+
+def test_a_learning_rate_is_for_all_agents_or_one_for_each():
+    assert method(algorithm="magrpo", learning_rate=1e-3).learning_rates(3) == [1e-3] * 3
+    assert method(algorithm="madpo", learning_rate=[1e-3, "1e-4"]).learning_rates(2) == [1e-3, 1e-4]
+
+
+@pytest.mark.parametrize(
+    ("values", "rates"),
+    [
+        ({"algorithm": "iac", "learning_rate": [1e-3, 1e-4]}, [1e-3, 1e-4]),
+        ({"algorithm": "iac", "learning_rate": 1e-3, "critic_learning_rate": 2e-3}, [2e-3, 2e-3]),
+        ({"algorithm": "maac", "learning_rate": 1e-3}, [1e-3]),
+        ({"algorithm": "maac", "learning_rate": [1e-3, 1e-4], "critic_learning_rate": 2e-3}, [2e-3]),
+    ],
+)
+def test_critics_learn_at_their_own_rate_or_that_of_their_agents(values, rates):
+    assert method(**values).critic_learning_rates(2) == rates
+
+
+def test_what_goes_with_one_choice_only_is_null_with_the_other():
+    assert (method(algorithm="iac").value_clip, method(algorithm="iac", critic="shared").value_clip) == (None, 0.2)
+    assert method(algorithm="iac", critic="shared", value_clip=None).value_clip is None
+    reductions = [method(algorithm="magrpo", joint_mode=mode).cross_reduction for mode in ("aligned", "cross")]
+    assert reductions == [None, "mean"]
+    assert method(algorithm="magrpo", joint_mode="cross", cross_reduction="sum").cross_reduction == "sum"
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_method_that_was_written_out_in_full_reads_the_same_again(name):
+    found = method(algorithm=name)
+    assert method(**found.model_dump(mode="json")) == found
+
+
+def test_adapters_can_be_asked_for_with_every_default():
+    assert method(algorithm="maac", lora={}).lora == Lora(rank=8, alpha=16.0, dropout=0.0, target_modules="all-linear")
+    assert method(algorithm="madpo", lora={"target_modules": ["q_proj"]}).lora.target_modules == ["q_proj"]
+
+
+def test_team_members_can_be_folders_of_earlier_runs():
+    assert experiment(team={"model": {"path": "run"}}).team.model == SavedTeam(path="run")
+    assert experiment(team=["tiny", {"path": "run"}]).team.models == ["tiny", SavedTeam(path="run")]
+
+
+VALIDATION = {"items": {"validation_fraction": 0.2}}
+#: What is refused when the configuration is read: experiment, the key that is named, what is said.
+CONSTRAINTS = {
+    "clip without a ratio": (
+        {"methods": {"it": {"algorithm": "magrpo", "clip": 0.2}}},
+        "methods.it.clip: bounds the importance ratio, which is off",
+    ),
+    "clip of nothing": (
+        {"methods": {"it": {"algorithm": "iac", "clip": 0, "importance_ratio": True}}},
+        "methods.it.clip: Input should be greater than 0 (found 0)",
+    ),
+    "cross of one agent": (
+        {"team": {"model": "tiny", "agents": 1}, "methods": {"it": {"algorithm": "marloo", "joint_mode": "cross"}}},
+        "methods.it.joint_mode: cross combines the responses of several agents, but the team has 1",
+    ),
+    "cross beyond reason": (
+        {
+            "team": {"model": "tiny", "agents": 3},
+            "methods": {"it": {"algorithm": "magrpo", "joint_mode": "cross", "generations": 17}},
+        },
+        "methods.it.generations: gives 4913 joint responses per item (generations 17, cross, 3 agents, 1 turns)",
+    ),
+    "cross trees beyond reason": (
+        {
+            "episode": {"turns": 2},
+            "methods": {"it": {"algorithm": "magrpo", "joint_mode": "cross", "generations": 9}},
+        },
+        "methods.it.generations: gives 6561 joint responses per item (generations 9, cross, 2 agents, 2 turns)",
+    ),
+    "trees beyond reason": (
+        {"episode": {"turns": 5}, "methods": {"it": {"algorithm": "marlhf"}}},
+        "methods.it.generations: gives 32768 joint responses per item (generations 8, aligned, 2 agents, 5 turns)",
+    ),
+    "cross of one response": (
+        {"methods": {"it": {"algorithm": "mareinforce", "joint_mode": "cross", "generations": 1}}},
+        "methods.it.joint_mode: cross needs generations of 2 or more, found 1",
+    ),
+    "reduction without cross": (
+        {"methods": {"it": {"algorithm": "magrpo", "cross_reduction": "mean"}}},
+        "methods.it.cross_reduction: belongs to joint_mode cross, the joint_mode is aligned",
+    ),
+    "unknown joint mode": (
+        {"methods": {"it": {"algorithm": "magrpo", "joint_mode": "all"}}},
+        "methods.it.joint_mode: Input should be 'aligned' or 'cross' (found 'all')",
+    ),
+    **{
+        f"one response for {name}": (
+            {"methods": {"it": {"algorithm": name, "generations": 1}}},
+            f"methods.it.generations: is 1, but {name} compares responses of one item",
+        )
+        for name in ("magrpo", "marloo", "maremax")
+    },
+    "one normalised response": (
+        {"methods": {"it": {"algorithm": "mareinforce", "generations": 1, "normalise_advantages": True}}},
+        "methods.it.normalise_advantages: needs generations of 2 or more, found 1",
+    ),
+    "maac with a shared critic": (
+        {"methods": {"it": {"algorithm": "maac", "critic": "shared"}}},
+        "methods.it.critic: is shared, but the central critic of maac is no agent's",
+    ),
+    "value clip of separate critics": (
+        {"methods": {"it": {"algorithm": "iac", "value_clip": 0.2}}},
+        "methods.it.value_clip: belongs to critic shared, the critic is separate",
+    ),
+    "value clip of a central critic": (
+        {"methods": {"it": {"algorithm": "maac", "value_clip": 0.2}}},
+        "methods.it.value_clip: belongs to critic shared",
+    ),
+    "model of a shared critic": (
+        {"methods": {"it": {"algorithm": "iac", "critic": "shared", "critic_model": "tiny"}}},
+        "methods.it.critic_model: belongs to critic separate",
+    ),
+    "fresh heads of shared critics": (
+        {"methods": {"it": {"algorithm": "iac", "critic": "shared", "restore_critics": False}}},
+        "methods.it.restore_critics: belongs to critic separate",
+    ),
+    "learning rate of a shared critic": (
+        {"methods": {"it": {"algorithm": "iac", "critic": "shared", "critic_learning_rate": 1e-3}}},
+        "methods.it.critic_learning_rate: belongs to critic separate",
+    ),
+    "learning rate of a central critic": (
+        {"methods": {"it": {"algorithm": "maac", "learning_rate": [1e-3, 1e-4]}}},
+        "methods.it.critic_learning_rate: is needed where learning_rate is a list: maac has one critic",
+    ),
+    "unknown critic type": (
+        {"methods": {"it": {"algorithm": "iac", "critic_type": "a"}}},
+        "methods.it.critic_type: Input should be 'v' or 'q' (found 'a')",
+    ),
+    "no hidden width": (
+        {"methods": {"it": {"algorithm": "iac", "value_hidden": 0}}},
+        "methods.it.value_hidden: Input should be greater than or equal to 1 (found 0)",
+    ),
+    **{
+        f"advantage clip of {number}": (
+            {"methods": {"it": {"algorithm": "iac", "advantage_clip": number}}},
+            f"methods.it.advantage_clip: Input should be greater than 0 (found {number})",
+        )
+        for number in (0, -0.05)
+    },
+    **{
+        f"discount of {number}": (
+            {"episode": {"turns": 2, "discount": number}},
+            f"episode.discount: Input should {text}",
+        )
+        for number, text in ((0, "be greater than 0"), (-1, "be greater than 0"), (1.5, "be less than or equal to 1"))
+    },
+    "no turn": ({"episode": {"turns": 0}}, "episode.turns: Input should be greater than or equal to 1 (found 0)"),
+    "too many turns": (
+        {"episode": {"turns": 17}},
+        "episode.turns: Input should be less than or equal to 16 (found 17)",
+    ),
+    "discount of one turn": (
+        {"episode": {"discount": 0.9}},
+        "episode.discount: 0.9 does nothing with one turn; set turns",
+    ),
+    "end of one turn": (
+        {"episode": {"termination_threshold": -0.2}},
+        "episode.termination_threshold: -0.2 does nothing with one turn",
+    ),
+    "evaluation without validation items": (
+        {"methods": {"it": {"algorithm": "maac", "eval_interval": 64}}},
+        "methods.it.eval_interval: reads validation items, and there are none: set items.validation_fraction",
+    ),
+    "best without evaluation": (
+        {**VALIDATION, "methods": {"it": {"algorithm": "maac", "keep_best": "eval/turn_1/reward_mean"}}},
+        "methods.it.keep_best: needs evaluations while training; set eval_interval",
+    ),
+    "patience without evaluation": (
+        {**VALIDATION, "methods": {"it": {"algorithm": "magrpo", "patience": 2}}},
+        "methods.it.patience: needs evaluations while training; set eval_interval",
+    ),
+    "patience without a metric": (
+        {**VALIDATION, "methods": {"it": {"algorithm": "magrpo", "patience": 2, "eval_interval": 64}}},
+        "methods.it.patience: needs a metric to wait for; set keep_best",
+    ),
+    **{
+        f"best by {metric or 'nothing'}": (
+            {**VALIDATION, "methods": {"it": {"algorithm": "magrpo", "eval_interval": 64, "keep_best": metric}}},
+            "methods.it.keep_best: String should match pattern",
+        )
+        for metric in ("reward_mean", "turn_1/reward_mean", "eval/", "eval/turn_1/", "eval//x", "eval/a b", "")
+    },
+    **{
+        f"best by {metric}": (
+            {**VALIDATION, "methods": {"it": {"algorithm": "magrpo", "eval_interval": 64, "keep_best": metric}}},
+            f"methods.it.keep_best: '{metric}' names no turn; turns are 1 to 1",
+        )
+        for metric in ("eval/turn_2/reward_mean", "eval/turn_0/reward_mean", "eval/turn_x/reward_mean", "eval/turn_1")
+    },
+    "negative evaluation interval": (
+        {**VALIDATION, "methods": {"it": {"algorithm": "magrpo", "eval_interval": -1}}},
+        "methods.it.eval_interval: Input should be greater than or equal to 0 (found -1)",
+    ),
+    "kept checkpoints under a decay": (
+        {"methods": {"it": {"algorithm": "magrpo", "keep_checkpoints": True, "warmup_fraction": 0}}},
+        "methods.it.keep_checkpoints: a run can be extended only if its learning rate does not depend on its length",
+    ),
+    "kept checkpoints under a warm-up": (
+        {"methods": {"it": {"algorithm": "iac", "keep_checkpoints": True, "decay": "constant"}}},
+        "methods.it.keep_checkpoints: a run can be extended only if",
+    ),
+    "too few learning rates": (
+        {"methods": {"it": {"algorithm": "magrpo", "learning_rate": [1e-3]}}},
+        "methods.it.learning_rate: has 1 entries for 2 agents",
+    ),
+    "too many learning rates of madpo": (
+        {"methods": {"it": {"algorithm": "madpo", "learning_rate": [1e-3] * 3}}},
+        "methods.it.learning_rate: has 3 entries for 2 agents",
+    ),
+    "learning rate that climbs": (
+        {"methods": {"it": {"algorithm": "magrpo", "learning_rate": -1e-3}}},
+        "methods.it.learning_rate: Input should be greater than 0 (found -0.001)",
+    ),
+    "learning rate of one agent that climbs": (
+        {"methods": {"it": {"algorithm": "magrpo", "learning_rate": [1e-3, 0]}}},
+        "methods.it.learning_rate.1: Input should be greater than 0 (found 0)",
+    ),
+    "learning rate in words": (
+        {"methods": {"it": {"algorithm": "magrpo", "learning_rate": "fast"}}},
+        "methods.it.learning_rate: Input should be a valid number",
+    ),
+    "shared weights of several models": (
+        {"team": {"models": ["a", "b"], "share_weights": True}},
+        "team.share_weights: needs one model for all agents, but models names several",
+    ),
+    "shared weights at several rates": (
+        {
+            "team": {"model": "tiny", "share_weights": True},
+            "methods": {"it": {"algorithm": "magrpo", "learning_rate": [1e-3, 1e-4]}},
+        },
+        "methods.it.learning_rate: is a list, but with team.share_weights all agents are one model",
+    ),
+    "shared weights with adapters": (
+        {"team": {"model": "tiny", "share_weights": True}, "methods": {"it": {"algorithm": "madpo", "lora": {}}}},
+        "methods.it.lora: gives each agent an adapter, but with team.share_weights all are one model",
+    ),
+    **{
+        f"greedy sampling of {name}": (
+            {"sampling": {"temperature": 0}, "methods": {"it": {"algorithm": name}}},
+            "sampling.temperature: 0 is greedy, but methods.it learns from samples that differ",
+        )
+        for name in [*BACKENDS, "marlhf"]
+    },
+    "adapters of no rank": (
+        {"methods": {"it": {"algorithm": "madpo", "lora": {"rank": 0}}}},
+        "methods.it.lora.rank: Input should be greater than or equal to 1 (found 0)",
+    ),
+    "adapters of everything": (
+        {"methods": {"it": {"algorithm": "madpo", "lora": {"target_modules": "all"}}}},
+        "methods.it.lora.target_modules: Input should be 'all-linear' (found 'all')",
+    ),
+    "adapters of nothing": (
+        {"methods": {"it": {"algorithm": "madpo", "lora": {"target_modules": []}}}},
+        "methods.it.lora.target_modules: is an empty list",
+    ),
+    "adapters with all dropped": (
+        {"methods": {"it": {"algorithm": "madpo", "lora": {"dropout": 1}}}},
+        "methods.it.lora.dropout: Input should be less than 1 (found 1)",
+    ),
+    "adapters by a misspelt key": (
+        {"methods": {"it": {"algorithm": "iac", "lora": {"ranc": 3}}}},
+        "methods.it.lora.ranc: unknown key (nearest: 'rank'). Valid here: rank, alpha, dropout, target_modules",
+    ),
+    "reward model that is not there": (
+        {"methods": {"it": {"algorithm": "maac", "reward_model": "big"}}},
+        "methods.it.reward_model: 'big' is not defined; defined: default",
+    ),
+    "reward model of marlhf that is not there": (
+        {"methods": {"marlhf": {"backend": "iac", "reward_model": "big"}}},
+        "methods.marlhf.reward_model: 'big' is not defined; defined: default",
+    ),
+    "unknown backend": (
+        {"methods": {"marlhf": {"backend": "magrop"}}},
+        "methods.marlhf.backend: 'magrop' is none of magrpo, marloo, maremax, mareinforce, iac, maac (nearest: 'magrp",
+    ),
+    "backend that is no word": (
+        {"methods": {"marlhf": {"backend": ["iac", "maac"]}}},
+        "methods.marlhf.backend: ['iac', 'maac'] is none of magrpo",
+    ),
+    "backend of what has none": (
+        {"methods": {"it": {"algorithm": "magrpo", "backend": "iac"}}},
+        "methods.it.backend: belongs to marlhf, the algorithm here is magrpo. Valid here: ",
+    ),
+    "critic of a group backend": (
+        {"methods": {"mine": {"algorithm": "marlhf", "backend": "marloo", "critic_type": "q"}}},
+        "methods.mine.critic_type: belongs to iac, maac, the algorithm here is marloo. Valid here: ",
+    ),
+    "cross of an actor-critic backend": (
+        {"methods": {"marlhf": {"backend": "maac", "joint_mode": "cross"}}},
+        "methods.marlhf.joint_mode: belongs to magrpo, marloo, maremax, mareinforce, the algorithm here is maac.",
+    ),
+    "pairs of a group method": (
+        {"methods": {"magrpo": {"preferences": "default"}}},
+        "methods.magrpo.preferences: belongs to madpo, the algorithm here is magrpo.",
+    ),
+    "reward model of madpo": (
+        {"methods": {"madpo": {"reward_model": "default"}}},
+        "methods.madpo.reward_model: belongs to magrpo, marloo, maremax, mareinforce, iac, maac, marlhf, the algorithm",
+    ),
+    "misspelt key of a backend": (
+        {"methods": {"marlhf": {"backend": "iac", "valu_clip": 1}}},
+        "methods.marlhf.valu_clip: unknown key (nearest: 'value_clip')",
+    ),
+    "folder without its key": (
+        {"team": {"model": {"folder": "run"}}},
+        "team.model.folder: unknown key. Valid here: path",
+    ),
+    "folder of one agent without its key": (
+        {"team": ["tiny", {"pth": "run"}]},
+        "team.models.1.pth: unknown key (nearest: 'path'). Valid here: path",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONSTRAINTS)
+def test_what_does_not_go_together_is_refused_by_the_name_of_its_key(case):
+    values, told = CONSTRAINTS[case]
+    lines = experiment_refusal(**values).splitlines()
+    assert [line for line in lines if line.startswith(f"mine.yaml: {told}")], lines
+
+
+@pytest.mark.parametrize("case", CONSTRAINTS)
+def test_a_mistake_is_told_once_and_without_names_of_kinds(case):
+    lines = experiment_refusal(**CONSTRAINTS[case][0]).splitlines()
+    paths = [line.split(": ")[1] for line in lines]
+    assert len(set(paths)) == len(paths) and not [path for path in paths if "constrained" in path or "[" in path]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"methods": {"it": {"algorithm": "magrpo", "clip": 0.2, "importance_ratio": True}}},
+        {"methods": {"it": {"algorithm": "mareinforce", "generations": 1}}},
+        {"methods": {"it": {"algorithm": "iac", "generations": 1}}},
+        {"methods": {"it": {"algorithm": "magrpo", "joint_mode": "cross", "generations": 64}}},
+        {
+            "methods": {"it": {"algorithm": "maac"}},
+            "episode": {"turns": 16, "discount": 0.9, "termination_threshold": 0},
+        },
+        {"methods": {"it": {"algorithm": "magrpo", "keep_checkpoints": True, "schedule_steps": 100}}},
+        {"methods": {"it": {"algorithm": "iac", "keep_checkpoints": True, "decay": "constant", "warmup_fraction": 0}}},
+        {"team": {"models": ["tiny", "tiny"], "share_weights": True}, "methods": {"it": {"algorithm": "iac"}}},
+        {"sampling": {"temperature": 0}, "methods": ["base", "madpo"]},
+        {
+            "items": {"validation_source": "v.jsonl"},
+            "methods": {
+                "it": {
+                    "algorithm": "maac",
+                    "eval_interval": 64,
+                    "keep_best": "eval/turn_1/parts/ratio",
+                    "patience": 3,
+                }
+            },
+        },
+    ],
+)
+def test_what_goes_together_is_fine(values):
+    assert experiment(**values)

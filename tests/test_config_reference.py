@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import jsonschema
 import pytest
 import yaml
 
 from comlrl_stages.config import Experiment
-from comlrl_stages.config_reference import FILES, METHODS, json_schema, markdown
+from comlrl_stages.config_reference import FILES, METHODS, SHORT_FORMS, json_schema, markdown
 from comlrl_stages.project import parse
 from comlrl_stages.registry import ALGORITHMS
 
@@ -54,6 +55,9 @@ def test_shipped_files_name_the_schema_for_editors(name):
     [
         {"task": "length_ratio", "team": "tiny", "methods": {"madpo": {"betta": 1}}},
         {"task": "length_ratio", "team": "tiny", "methods": ["base"], "sampling": {"top_q": 1}},
+        {"task": "length_ratio", "team": "tiny", "methods": {"marlhf": {"backend": "ppo"}}},
+        {"task": "length_ratio", "team": "tiny", "methods": {"marlhf": {"backend": "magrpo", "critic": "shared"}}},
+        {"task": "length_ratio", "team": {"model": {"folder": "x"}}, "methods": ["base"]},
         {"task": "length_ratio", "team": "tiny"},
         {"builtin": "huge"},
     ],
@@ -71,6 +75,14 @@ def test_the_schema_refuses_what_the_models_refuse(values):
             "team": {"model": "a", "agents": 3},
             "methods": ["base"],
             "items": "x",
+        },
+        {
+            "task": "length_ratio",
+            "team": ["a", {"path": "run"}],
+            "methods": {
+                "marlhf": {"backend": "iac", "value_hidden": 3, "lora": {}},
+                "x": {"algorithm": "marlhf", "joint_mode": "cross", "learning_rate": [1e-3, 1e-4]},
+            },
         },
         {"experiments": "quickstart"},
     ],
@@ -91,7 +103,7 @@ def test_the_reference_has_every_key_of_every_file():
     for section in ("sampling", "items", "scoring", "team", "evaluation", "compute", "runtime"):
         inner = Experiment.model_fields[section].annotation
         assert not [key for key in keys_of(inner) if f"| `{section}.{key}` |" not in text]
-    for method in METHODS:
+    for method in (*METHODS, *SHORT_FORMS):
         assert not [key for key in keys_of(method) if f"| `methods.<name>.{key}` |" not in text]
 
 
@@ -101,7 +113,8 @@ def test_the_reference_has_a_meaning_for_every_key():
 
 
 def test_the_reference_has_every_algorithm():
-    assert {method.model_fields["algorithm"].default for method in METHODS} == {"base", *ALGORITHMS}
+    algorithms = [name for method in METHODS for name in get_args(method.model_fields["algorithm"].annotation)]
+    assert sorted(algorithms) == sorted(["base", *ALGORITHMS])
 
 
 def yaml_examples():

@@ -16,7 +16,7 @@ HEAVY = {"torch", "transformers", "tokenizers", "safetensors"}
 #: What each room may use beside itself and the ground floor (the modules of the package's own folder).
 ROOMS = {
     "stages": {"rollouts", "learning", "preferences", "reporting", "tasks", "teams"},
-    "rollouts": {"tasks", "teams"},
+    "rollouts": {"learning", "tasks", "teams"},
     "learning": set(),
     "preferences": {"tasks", "teams"},
     "reporting": {"learning"},

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from comlrl_stages.config import Madpo
+from comlrl_stages.config import Model
+from comlrl_stages.config_methods import ActorCritic, Madpo
 from comlrl_stages.errors import UserError
 from comlrl_stages.project import load_project, merge, read_yaml
 
@@ -66,7 +67,7 @@ def test_an_unknown_experiment_lists_the_known(folder):
 
 def test_an_unknown_model_says_which_file_names_it(folder):
     text = refused_experiment(folder, MINIMAL.replace("tiny", "tniy"))
-    assert text.startswith(f"{folder / 'experiments/first.yaml'}: team or reward_models: no model 'tniy'")
+    assert text.startswith(f"{folder / 'experiments/first.yaml'}: team, reward_models or methods: no model 'tniy'")
     assert text.endswith("known: tiny")
 
 
@@ -123,6 +124,11 @@ def test_keys_inside_free_mappings_are_no_short_forms(folder):
     assert found.task.options == {"team": {"b": 1}}
 
 
+def test_an_override_can_choose_another_backend(folder):
+    found = load(folder, {"experiments": {"first": {"methods": {"marlhf": {"backend": "maac"}}}}}).experiments["first"]
+    assert found.methods["marlhf"] == ActorCritic(algorithm="maac", reward_model="default")
+
+
 def test_a_model_can_be_overridden(folder):
     assert load(folder, {"models": {"tiny": {"pretraining_steps": 3}}}).models["tiny"].pretraining_steps == 3
 
@@ -145,6 +151,75 @@ def test_merging_leaves_what_it_merges_alone():
     under, over = {"a": {"b": 1, "c": [1]}}, {"a": {"b": 2}, "d": None}
     assert merge(under, over) == {"a": {"b": 2, "c": [1]}, "d": None}
     assert under == {"a": {"b": 1, "c": [1]}} and over == {"a": {"b": 2}, "d": None}
+
+
+# --- teams of earlier runs ----------------------------------------------------------------------------------------
+
+
+def saved(folder, *agents):
+    for agent in agents:
+        (folder / agent).mkdir(parents=True)
+    return folder
+
+
+def test_a_folder_with_agents_gives_each_agent_its_own_in_role_order(folder):
+    run = saved(folder / "run", "agent_1", "agent_0", "critics")
+    write(folder / "experiments/first.yaml", MINIMAL.replace("tiny", f"{{model: {{path: '{run}'}}}}"))
+    project = load(folder)
+    assert project.experiments["first"].team.model_names() == ["first.agent_0", "first.agent_1"]
+    assert project.models == {f"first.agent_{agent}": Model(path=f"{run}/agent_{agent}") for agent in (0, 1)}
+    assert project.saved == {"first": str(run)}
+
+
+def test_a_folder_of_one_model_is_for_all_agents(folder):
+    run = saved(folder / "run/agent_1")
+    write(folder / "experiments/first.yaml", MINIMAL.replace("tiny", f"{{model: {{path: '{run}'}}, agents: 3}}"))
+    project = load(folder)
+    assert project.experiments["first"].team.model_names() == ["first.agent_0"] * 3
+    assert project.models == {"first.agent_0": Model(path=str(run))}
+
+
+def test_folders_and_names_go_together(folder):
+    one, run = saved(folder / "one"), saved(folder / "run", "agent_0", "agent_1")
+    team = f"[tiny, {{path: '{run}'}}]"
+    write(folder / "experiments/first.yaml", MINIMAL.replace("tiny", team))
+    project = load(folder)
+    assert project.experiments["first"].team.model_names() == ["tiny", "first.agent_1"]
+    assert project.models["first.agent_1"] == Model(path=f"{run}/agent_1") and project.saved == {}
+    write(folder / "experiments/first.yaml", MINIMAL.replace("tiny", f"[{{path: '{one}'}}, {{path: '{run}/agent_0'}}]"))
+    assert [model.path for model in load(folder).models.values()] == [str(one), f"{run}/agent_0"]
+
+
+@pytest.mark.parametrize("agents", [1, 3])
+def test_a_team_of_another_size_is_refused_with_both_numbers(folder, agents):
+    run = saved(folder / "run", "agent_0", "agent_1")
+    text = refused_experiment(folder, MINIMAL.replace("tiny", f"{{model: {{path: '{run}'}}, agents: {agents}}}"))
+    assert text.startswith(f"{folder / 'experiments/first.yaml'}: team.model: {run} holds a team of 2 agents")
+    assert f"but this team has {agents}. Change team.agents" in text
+
+
+def test_several_saved_models_share_no_weights(folder):
+    run = saved(folder / "run", "agent_0", "agent_1")
+    team = f"{{model: {{path: '{run}'}}, share_weights: true}}"
+    assert "team.share_weights: needs one model for all agents" in refused_experiment(
+        folder, MINIMAL.replace("tiny", team)
+    )
+    write(folder / "experiments/first.yaml", MINIMAL.replace("tiny", team.replace(str(run), f"{run}/agent_0")))
+    assert load(folder).experiments["first"].team.share_weights
+
+
+# --- names in messages --------------------------------------------------------------------------------------------
+
+
+def test_sections_that_are_named_like_kinds_of_values_keep_their_names(folder):
+    text = MINIMAL + "collections: {default: {}, list: {candidates: 0}, str: {sampling: {top_q: 1}}}\n"
+    told = refused_experiment(folder, text)
+    assert "collections.list.candidates: Input" in told and "collections.str.sampling.top_q: unknown key" in told
+
+
+def test_a_method_that_is_named_like_an_algorithm_keeps_its_name(folder):
+    told = refused_experiment(folder, MINIMAL.replace("[base, madpo, marlhf]", "{madpo: {algorithm: iac, clipp: 1}}"))
+    assert "methods.madpo.clipp: unknown key (nearest: 'clip')" in told
 
 
 # --- broken files -------------------------------------------------------------------------------------------------

@@ -205,7 +205,7 @@ def test_an_edited_algorithm_changes_its_own_training_only(copy, before):
 
 
 def test_an_edited_policy_gradient_changes_marlhf_only(copy, before):
-    path = copy / "stages/optimize_policy_gradient.py"
+    path = copy / "stages/optimize_group.py"
     write(path, path.read_text(encoding="utf-8") + "\nEDITED = 1\n")
     assert changed(before, fingerprints(copy)) == {"optimize marlhf"}
 
@@ -297,10 +297,12 @@ def test_every_stage_has_a_module():
 
 
 def test_an_algorithm_is_no_part_of_another():
-    madpo, marlhf = (closure("optimize", registry.ALGORITHMS[name]) for name in ("madpo", "marlhf"))
-    assert "learning.madpo" in madpo - marlhf
-    assert {"learning.policy_gradient", "teams.reward_model", "tasks.scoring"} <= marlhf - madpo
-    assert not closure("optimize") & {"stages.optimize_madpo", "stages.optimize_policy_gradient"}
+    names = ("madpo", "magrpo", "maac")
+    madpo, magrpo, maac = (closure("optimize", registry.ALGORITHMS[name]) for name in names)
+    assert "learning.madpo" in madpo - magrpo - maac and "learning.actor_critic" in maac - magrpo - madpo
+    assert {"learning.policy_gradient", "teams.reward_model", "tasks.scoring"} <= (magrpo & maac) - madpo
+    own = {"stages.optimize_madpo", "stages.optimize_group", "stages.optimize_actor_critic"}
+    assert not closure("optimize") & own
 
 
 def test_modules_outside_every_closure_exist():
@@ -313,8 +315,9 @@ def test_registered_modules_exist():
 
 
 def test_shipped_tasks_use_nothing_of_the_package_that_their_fingerprint_misses():
+    followed = {"comlrl_stages.tasks", *registry.TASKS.values()}
     for name in registry.TASKS.values():
-        assert set(provenance._imports(name)) <= {"comlrl_stages.errors"}
+        assert set(provenance._imports(name)) <= {"comlrl_stages.errors"} | followed
 
 
 # --- a user's task ------------------------------------------------------------------------------------------------
@@ -378,7 +381,7 @@ PROMPTING = {"sample", "sample_evaluation", "optimize"}
         ("LIMIT = 3", "LIMIT = 4", SCORING),
         ('"first: "', '"1st: "', PROMPTING),
         ('{"prompt": "b"}', '{"prompt": "c"}', {"split"}),
-        ('{"mean": 1.0}', '{"mean": 2.0}', {"evaluate"}),
+        ('{"mean": 1.0}', '{"mean": 2.0}', {"evaluate", "optimize"}),
         ('reward_scope = "team"', 'reward_scope = "agent"', SCORING),
         ("UNUSED = 1", "UNUSED = 2", set()),
         ('"""A task."""', "# nothing", set()),

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from comlrl_stages.config import TrainingCompute
+from comlrl_stages.config import Episode, TrainingCompute
+from comlrl_stages.config_methods import Lora
 from comlrl_stages.errors import UserError
 from comlrl_stages.project import load_project
 from comlrl_stages.registry import ALGORITHMS
 from comlrl_stages.settings import (
     OPTIMIZE_SETTINGS,
     SETTINGS,
+    ActorCriticSettings,
+    GroupSettings,
     PairSettings,
     describe_settings,
     flatten,
@@ -32,8 +35,25 @@ items: 'a b/{x}.jsonl'
 team: {model: tiny, system_prompt: ["You're {first} = 1", null], template_arguments: {enable_thinking: false}}
 scoring: {parameters: {limit: 0.30000000000000004, name: "x=y"}}
 sampling: {stop: ["\\n\\n", "{end}", "'"], temperature: 0.7}
-methods: {base: {}, ipo: {algorithm: madpo, loss: ipo, learning_rate: 3e-5}, marlhf: {}}
+methods:
+  base: {}
+  ipo: {algorithm: madpo, loss: ipo, learning_rate: [3e-5, 1e-30], lora: {target_modules: [q_proj, "v proj"]}}
+  marlhf: {}
+  iac: {critic: shared, value_clip: 0.30000000000000004, advantage_clip: 0.05, value_hidden: 8}
 seeds: [0, 11]
+"""
+#: Turns, cross, adapters, critics, evaluation while training.
+TURNS = """
+task: {name: length_ratio}
+items: {validation_fraction: 0.3}
+team: {model: tiny, agents: 2, share_weights: true}
+episode: {turns: 2, discount: 0.5, termination_threshold: 0.25}
+methods:
+  base: {}
+  madpo: {}
+  cross: {algorithm: magrpo, joint_mode: cross, generations: 4, importance_ratio: true, clip: 0.2, buffer_epochs: 2}
+  best: {algorithm: mareinforce, eval_interval: 64, keep_best: eval/turn_2/reward_mean, patience: 2}
+  kept: {algorithm: maac, critic_model: judge, keep_checkpoints: true, schedule_steps: 100}
 """
 
 
@@ -42,9 +62,12 @@ def project(tmp_path_factory):
     """All shipped experiments, and one with awkward values."""
     folder = tmp_path_factory.mktemp("config")
     (folder / "experiments").mkdir()
+    (folder / "models").mkdir()
     (folder / "experiments/awkward.yaml").write_text(AWKWARD, encoding="utf-8")
+    (folder / "experiments/turns.yaml").write_text(TURNS, encoding="utf-8")
+    (folder / "models/judge.yaml").write_text("{builtin: tiny, trust_remote_code: true}", encoding="utf-8")
     shipped = [path.stem for path in (CONFIG / "experiments").glob("*.yaml")]
-    return load_project({"experiments": [*shipped, "awkward"]}, [folder, CONFIG])
+    return load_project({"experiments": [*shipped, "awkward", "turns"]}, [folder, CONFIG])
 
 
 def jobs(project, stage):
@@ -87,9 +110,11 @@ def test_a_setting_is_one_line_of_json_under_the_name_of_its_stage(project, stag
 
 def test_every_method_and_seed_is_a_job(project):
     of_awkward = [w for w in instances(project, "optimize") if w.experiment == "awkward"]
-    assert [(w.seed, w.method) for w in of_awkward] == [(s, m) for s in (0, 11) for m in ("ipo", "marlhf")]
+    assert [(w.seed, w.method) for w in of_awkward] == [(s, m) for s in (0, 11) for m in ("ipo", "marlhf", "iac")]
     evaluated = [w for w in instances(project, "evaluate") if w.experiment == "awkward"]
-    assert [(w.seed, w.method) for w in evaluated] == [(s, m) for s in (0, 11) for m in ("base", "ipo", "marlhf")]
+    assert [(w.seed, w.method) for w in evaluated] == [
+        (s, m) for s in (0, 11) for m in ("base", "ipo", "marlhf", "iac")
+    ]
 
 
 def test_the_untrained_team_is_not_optimized(project):
@@ -111,20 +136,24 @@ def test_json_does_not_depend_on_the_order_of_keys_in_a_mapping():
     ("stage", "reads", "reads_not"),
     [
         ("prepare", "builtin dtype torch_threads", "seed compute"),
-        ("split", "source task.name parameters agents", "compute seed sampling team"),
+        ("split", "source task.name parameters agents validation_fraction", "compute seed sampling team episode"),
         (
             "sample",
             "seed candidates sampling.top_p compute.sampling_tokens",
-            "compute.training_tokens parameters scale",
+            "compute.training_tokens parameters scale episode",
         ),
         ("score", "scale parameters task.name", "seed compute sampling candidates"),
         ("pair", "seed selection min_gap", "collection task compute"),
         ("replay", "round", "seed task compute"),
         ("refer", "temperature compute.training_tokens team.agents", "seed compute.sampling_tokens task sampling"),
         ("reward", "seed batch_size compute.training_tokens", "preferences model compute.sampling_tokens task"),
-        ("sample_evaluation", "samples_per_task greedy kl", "bootstrap_replicates scale compute.training_tokens"),
-        ("evaluate", "bootstrap_replicates scale", "samples_per_task compute sampling"),
-        ("export", "agents", "seed task"),
+        (
+            "sample_evaluation",
+            "samples_per_task greedy kl lora episode.turns",
+            "bootstrap_replicates scale compute.training_tokens",
+        ),
+        ("evaluate", "bootstrap_replicates scale episode.discount", "samples_per_task compute sampling"),
+        ("export", "agents lora", "seed task"),
         ("report", "methods seeds", "compute task scale"),
     ],
 )
@@ -136,26 +165,114 @@ def test_a_stage_gets_what_it_reads_and_nothing_else(project, stage, reads, read
             assert not [key for key in keys if key == name or key.startswith(f"{name}.")]
 
 
+def optimize(project, experiment, method, seed=0):
+    """The settings of one method."""
+    wanted = {"experiment": experiment, "method": method, "seed": seed}
+    (found,) = [w for w in instances(project, "optimize") if wanted.items() <= vars(w).items()]
+    return settings_of(project, "optimize", found)
+
+
+def keys_of(project, algorithm):
+    return {key for s in jobs(project, "optimize") if s.algorithm == algorithm for key in flatten("optimize", s)}
+
+
 def test_madpo_reads_neither_the_task_nor_its_reward(project):
-    madpo = {key for s in jobs(project, "optimize") if s.algorithm == "madpo" for key in flatten("optimize", s)}
-    marlhf = {key for s in jobs(project, "optimize") if s.algorithm == "marlhf" for key in flatten("optimize", s)}
-    assert "optimize.beta" in madpo - marlhf
-    assert {"optimize.task.name", "optimize.scoring.scale", "optimize.sampling.top_p"} <= marlhf - madpo
-    assert not {key for key in madpo | marlhf if key.endswith((".preferences", ".reward_model"))}
+    madpo, magrpo = keys_of(project, "madpo"), keys_of(project, "magrpo")
+    assert "optimize.beta" in madpo - magrpo
+    rewarded = {"task.name", "scoring.scale", "sampling.top_p", "episode.turns", "kl_coefficient"}
+    assert {f"optimize.{key}" for key in rewarded} <= magrpo - madpo
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_no_stage_reads_runtime_settings(project, stage):
-    for settings in jobs(project, stage):
-        assert not {key for key in flatten(stage, settings) if "workers" in key or "checkpoint" in key}
+#: What names inputs, whose digests count, and what decides no byte.
+NO_SETTINGS = (".preferences", ".reward_model", ".critic_model", ".keep_checkpoints", ".restore_critics", ".backend")
 
 
-def test_preparing_a_model_does_not_depend_on_the_experiments_that_use_it(project):
-    alone = load_project({"experiments": ["awkward"], "override": {"experiments": {}}}, [*project.folders])
-    threads = {"experiments": {"awkward": {"compute": {"torch_threads": 7}}}}
-    other = load_project({"experiments": ["awkward"], "override": threads}, [*project.folders])
-    assert jobs(alone, "prepare") == jobs(other, "prepare")
-    assert all(settings in jobs(project, "prepare") for settings in jobs(alone, "prepare"))
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_training_is_told_neither_names_of_inputs_nor_what_decides_no_byte(project, algorithm):
+    keys = keys_of(project, algorithm)
+    assert keys and not {key for key in keys if key.endswith(NO_SETTINGS)}
+
+
+def test_only_actor_critics_read_of_critics(project):
+    values = {"optimize.critic", "optimize.value_clip", "optimize.critics", "optimize.critic_trust_remote_code"}
+    assert values <= keys_of(project, "maac") & keys_of(project, "iac") and not values & keys_of(project, "magrpo")
+    assert {"optimize.joint_mode", "optimize.cross_reduction"} <= keys_of(project, "marloo") - keys_of(project, "iac")
+
+
+def test_settings_of_a_group_method(project):
+    cross = optimize(project, "turns", "cross")
+    assert type(cross) is GroupSettings and (cross.method, cross.algorithm, cross.seed) == ("cross", "magrpo", 0)
+    assert (cross.joint_mode, cross.cross_reduction, cross.clip, cross.buffer_epochs) == ("cross", "mean", 0.2, 2)
+    assert cross.episode == Episode(turns=2, discount=0.5, termination_threshold=0.25)
+    best = optimize(project, "turns", "best")
+    assert (best.eval_interval, best.keep_best, best.patience) == (64, "eval/turn_2/reward_mean", 2)
+
+
+def test_settings_of_actor_critics(project):
+    kept = optimize(project, "turns", "kept")
+    assert type(kept) is ActorCriticSettings and (kept.critic, kept.value_clip, kept.critics) == (
+        "separate",
+        None,
+        None,
+    )
+    assert kept.critic_trust_remote_code == [True] and kept.schedule_steps == 100
+    shared = optimize(project, "awkward", "iac")
+    assert (shared.critic, shared.value_clip, shared.value_hidden) == ("shared", 0.30000000000000004, 8)
+    assert shared.critic_trust_remote_code == []
+
+
+def test_adapters_and_learning_rates_per_agent_reach_the_training(project):
+    ipo = optimize(project, "awkward", "ipo")
+    assert ipo.learning_rate == [3e-5, 1e-30] and ipo.lora == Lora(target_modules=["q_proj", "v proj"])
+    assert "optimize.lora.rank" in flatten("optimize", ipo)
+    assert flatten("optimize", optimize(project, "awkward", "iac"))["optimize.lora"] == "null"
+
+
+def of_method(project, stage, method):
+    return next(
+        s
+        for w in instances(project, stage)
+        if w.experiment == "turns" and w.method == method
+        for s in [settings_of(project, stage, w)]
+    )
+
+
+def test_what_is_sampled_for_evaluation_does_not_depend_on_when_episodes_end(project):
+    assert of_method(project, "sample_evaluation", "best").episode == Episode(turns=2)
+    assert of_method(project, "evaluate", "best").episode == Episode(turns=2, discount=0.5, termination_threshold=0.25)
+
+
+def test_only_trained_teams_share_weights(project):
+    shared = {name: of_method(project, "sample_evaluation", name).team.share_weights for name in ("base", "best")}
+    assert shared == {"base": False, "best": True}
+    assert optimize(project, "turns", "kept").team.share_weights
+    collected = [w for w in instances(project, "sample") if w.experiment == "turns"]
+    assert not settings_of(project, "sample", collected[0]).team.share_weights
+
+
+def test_kept_checkpoints_run_nothing_again(project):
+    overlay = {"experiments": {"turns": {"methods": {"kept": {"keep_checkpoints": False}}}}}
+    other = load_project({"experiments": ["turns"], "override": overlay}, [*project.folders])
+    assert optimize(other, "turns", "kept") == optimize(project, "turns", "kept")
+
+
+def test_critics_saved_beside_a_team_are_where_training_starts(project, tmp_path):
+    for name in ("run/agent_0", "run/agent_1", "run/critics/critic", "run/critics/critic_0"):
+        (tmp_path / name).mkdir(parents=True)
+    methods = {
+        "maac": {},
+        "iac": {},
+        "fresh": {"algorithm": "maac", "restore_critics": False},
+        "named": {"algorithm": "maac", "critic_model": "tiny"},
+        "shared": {"algorithm": "iac", "critic": "shared"},
+    }
+    values = {"task": "length_ratio", "team": {"model": {"path": f"{tmp_path}/run"}}, "methods": methods}
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments/on.yaml").write_text(json.dumps(values))
+    again = load_project({"experiments": ["on"]}, [tmp_path, CONFIG])
+    saved = f"{tmp_path}/run/critics"
+    found = {name: optimize(again, "on", name).critics for name in methods}
+    assert found == {"maac": saved, "iac": saved, "fresh": None, "named": None, "shared": None}
 
 
 # --- by hand ------------------------------------------------------------------------------------------------------
@@ -205,8 +322,8 @@ def test_versions_code_and_data_are_tracked_but_no_settings():
         ("pair", "pair.seed=one", "settings of pair: seed: Input should be a valid integer"),
         ("pair", "runtime.score_worker=1", "runtime settings of pair: score_worker: unknown key (nearest: 'score_work"),
         ("pair", "runtime.score_workers=0", "runtime settings of pair: score_workers: Input should be greater than"),
-        ("optimize", "optimize.algorithm=ppo", "optimize.algorithm: 'ppo' is none of madpo, marlhf"),
-        ("optimize", "optimize.seed=1", "optimize.algorithm: '' is none of madpo, marlhf"),
+        ("optimize", "optimize.algorithm=ppo", "optimize.algorithm: 'ppo' is none of madpo, magrpo, marloo"),
+        ("optimize", "optimize.seed=1", "optimize.algorithm: '' is none of madpo, magrpo, marloo"),
     ],
 )
 def test_a_wrong_setting_is_named(stage, given, told):

@@ -1,12 +1,14 @@
 """What all stages share: the checked project, the settings of each stage, the names of folders."""
 
 import os
+import re
 import sys
 from itertools import product
 from types import SimpleNamespace
 
 from comlrl_stages.checks import check_project, check_sources
-from comlrl_stages.config import Base, Madpo, Marlhf, used_reward_models
+from comlrl_stages.config import critic_models_of, used_reward_models
+from comlrl_stages.config_methods import Base, Madpo, PolicyTraining
 from comlrl_stages.errors import UserError
 from comlrl_stages.project import load_project
 from comlrl_stages.provenance import tracked as tracked_settings
@@ -62,6 +64,11 @@ def runtime(key):
         return f"runtime.{key}={getattr(experiment_of(wildcards).runtime, key)}"
 
     return value
+
+
+def keep_checkpoints(wildcards, threads):
+    """Whether checkpoints outlive a run, so that more epochs go on from there. Not recorded either."""
+    return f"runtime.keep_checkpoints={str(getattr(method_of(wildcards), 'keep_checkpoints', False)).lower()}"
 
 
 def tracking(stage):

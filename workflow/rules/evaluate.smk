@@ -60,6 +60,7 @@ rule evaluate:
 
 rule export:
     input:
+        models=lambda w: [manifest(folder) for folder in dict.fromkeys(adapted_models(w))],
         policy_manifest=lambda w: manifest(policy_of(w)),
         policy=lambda w: ancient(policy_of(w)),
     output:
@@ -71,6 +72,7 @@ rule export:
         f"{METHOD}/export.benchmark.jsonl"
     params:
         **tracked("export"),
+        **arguments("export", lambda w: options("model", adapted_models(w))),
     shell:
         "exec comlrl-stages export --policy {input.policy:q} --output {output.export:q} {params:q} > {log:q} 2>&1"
 

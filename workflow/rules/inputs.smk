@@ -47,6 +47,24 @@ def trained_methods(experiment):
     return [name for name, method in experiment.methods.items() if not isinstance(method, Base)]
 
 
+def with_validation():
+    """Experiments that keep validation items apart."""
+    return [name for name, experiment in project.experiments.items() if experiment.items.has_validation()]
+
+
+def without_validation():
+    return [name for name in project.experiments if name not in with_validation()]
+
+
+def names_or_none(names):
+    """A pattern that is one of the names."""
+    return "|".join(re.escape(name) for name in names) or "(?!)"
+
+
+def splits_of(experiment):
+    return ["train", "eval", *(["validation"] if experiment.items.has_validation() else [])]
+
+
 def policy_of(wildcards):
     """The policy of a method's last round; the base team has none."""
     if isinstance(method_of(wildcards), Base):
@@ -57,26 +75,51 @@ def policy_of(wildcards):
 def training_inputs(wildcards):
     """What a method trains on, by the name of the command line's option."""
     method = method_of(wildcards)
-    folder = f"{seed_folder(wildcards)}/methods/{wildcards.method}/round{wildcards.round}"
     if isinstance(method, Madpo):
-        inputs = {
-            "training-pairs": f"{folder}/training_pairs.parquet",
-            "pairs": pairs_table(wildcards, method.preferences),
-            "completions": collection_table(wildcards, method.preferences, "completions"),
-            "rewards": collection_table(wildcards, method.preferences, "rewards"),
-        }
-        if method.reference != "none":
-            inputs["reference-log-probs"] = f"{folder}/reference_log_probs.parquet"
-        return inputs
-    return {
-        "items": f"results/{wildcards.experiment}/split/train.parquet",
-        "reward-model": f"{seed_folder(wildcards)}/reward_models/{method.reward_model}",
+        return preference_inputs(wildcards, method)
+    inputs = {"items": f"results/{wildcards.experiment}/split/train.parquet"}
+    if method.eval_interval:
+        inputs["validation"] = f"results/{wildcards.experiment}/split/validation.parquet"
+    if method.reward_model is not None:
+        inputs["reward-model"] = f"{seed_folder(wildcards)}/reward_models/{method.reward_model}"
+    return inputs
+
+
+def preference_inputs(wildcards, method):
+    folder = f"{seed_folder(wildcards)}/methods/{wildcards.method}/round{wildcards.round}"
+    inputs = {
+        "training-pairs": f"{folder}/training_pairs.parquet",
+        "pairs": pairs_table(wildcards, method.preferences),
+        "completions": collection_table(wildcards, method.preferences, "completions"),
+        "rewards": collection_table(wildcards, method.preferences, "rewards"),
     }
+    if method.reference != "none":
+        inputs["reference-log-probs"] = f"{folder}/reference_log_probs.parquet"
+    return inputs
+
+
+def critic_models(wildcards):
+    """Model folders that the separate critics of a method start from."""
+    names = critic_models_of(method_of(wildcards), experiment_of(wildcards).team)
+    return [f"results/models/{name}" for name in names]
+
+
+def trained_model_manifests(wildcards):
+    """Manifests of the models of agents and critics."""
+    folders = base_models(wildcards) + critic_models(wildcards)
+    return [manifest(folder) for folder in dict.fromkeys(folders)]
 
 
 def training_arguments(wildcards):
-    inputs = training_inputs(wildcards).items()
-    return base_model_arguments(wildcards) + [text for name, path in inputs for text in options(name, [path])]
+    given = [text for name, path in training_inputs(wildcards).items() for text in options(name, [path])]
+    return base_model_arguments(wildcards) + options("critic-model", critic_models(wildcards)) + given
+
+
+def adapted_models(wildcards):
+    """Base models of a policy that is adapters; none where the policy is whole."""
+    method = method_of(wildcards)
+    is_lora = isinstance(method, PolicyTraining) and method.lora is not None
+    return base_models(wildcards) if is_lora else []
 
 
 def team_arguments(wildcards):
@@ -119,7 +162,7 @@ def listed_artifacts(wildcards):
     experiment = experiment_of(wildcards)
     folder = f"results/{wildcards.experiment}"
     found = [f"results/models/{name}" for name in dict.fromkeys(experiment.team.model_names())]
-    found += [f"{folder}/split/train.parquet", f"{folder}/split/eval.parquet"]
+    found += [f"{folder}/split/{name}.parquet" for name in splits_of(experiment)]
     for seed in experiment.seeds:
         preferences = {
             *(model.preferences for model in used_reward_models(experiment).values()),

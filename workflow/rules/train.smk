@@ -1,6 +1,6 @@
 """Training.
 
-in:  models, training items, pairs and their completions
+in:  models, training and validation items, pairs and their completions
 out: reward_models/<r>/, methods/<m>/round<ddd>/{training_pairs,reference_log_probs}.parquet, policy/, training_log.parquet
 """
 
@@ -83,7 +83,7 @@ rule refer:
 
 rule optimize:
     input:
-        models=base_model_manifests,
+        models=trained_model_manifests,
         data_manifests=lambda w: [manifest(path) for path in training_inputs(w).values()],
         data=lambda w: [ancient(path) for path in training_inputs(w).values()],
     output:
@@ -102,6 +102,7 @@ rule optimize:
         log_seconds=runtime("log_seconds"),
         checkpoints=runtime("checkpoint_interval"),
         workers=runtime("score_workers"),
+        keep_checkpoints=keep_checkpoints,
         tracking=tracking("optimize"),
     shell:
         "exec comlrl-stages optimize --output {output.policy:q} --training-log {output.training_log:q} "
