@@ -19,38 +19,44 @@ SCORING_SHARE = 4
 
 
 def sample_in_shards(
-    settings: Any,
-    work: Work,
-    team: Team,
-    draws: Sequence[Draw],
-    *,
-    dropped: Mapping[str, int],
-    reference: Team | None = None,
-) -> None:
-    """Sample all draws and write the table `completions`, in the order of the draws.
+    settings: Any, work: Work, team: Team, draws: Sequence[Draw], *, reference: Team | None = None
+) -> pa.Table:
+    """Sample all draws of one turn; returns their completions, in the order of the draws.
 
     With a `reference` team each sampled row also gets the log-probabilities that the reference gives its tokens.
     """
     budget = settings.compute.sampling_tokens
     parameters = sampling_parameters(settings.sampling)
     batches = plan(team, draws, parameters.max_new_tokens, budget)
-    advance = work.progress(len(draws), "completions")
+    turn = draws[0].turn
+    advance = work.progress(len(draws), f"completions of turn {turn + 1}" if turn else "completions")
     work.resolved(engine="own decode loop", compute_dtype=team.compute.dtype, device=team.compute.device)
     shards = []
     for number, batch in enumerate(batches):
-        path = work.partial / "shards" / f"{number:06d}.parquet"
-        kept = path.exists()
+        path = work.partial / "shards" / f"turn_{turn + 1}_{number:06d}.parquet"
+        kept = path.exists() and _answers(path, draws, batch)
         if not kept:
             sampled = sample_batch(team, draws, batch, parameters, budget, settings.seed)
             shard = _shard(team, draws, batch, sampled, reference, parameters.temperature, budget)
             write_table(path, shard, COMPLETIONS)
         shards.append(path)
         advance(len(batch.positions), kept=kept)
-    table = _in_order(shards, batches)
+    return _in_order(shards, batches)
+
+
+def write_completions(work: Work, turns: Sequence[pa.Table], dropped: Mapping[str, int]) -> None:
+    """Write the table `completions`, turn after turn."""
+    table = pa.concat_tables(turns).combine_chunks()
     write_table(work.output("completions"), table, COMPLETIONS)
     lengths = [len(ids) for ids in table["completion_ids"].to_pylist()]
     reasons = Counter(table["finish_reason"].to_pylist())
     work.count("completions", rows=table.num_rows, tokens=sum(lengths), finish_reasons=reasons, dropped=dict(dropped))
+
+
+def _answers(path: Path, draws: Sequence[Draw], batch: Batch) -> bool:
+    """Whether a shard answers the prompts of its batch: a task that makes others each time must not mix them up."""
+    expected = [list(draws[i].prompted.prompt_ids[draws[i].agent]) for i in batch.positions]
+    return pq.read_table(path, columns=["prompt_ids"])["prompt_ids"].to_pylist() == expected
 
 
 def _shard(

@@ -1,4 +1,4 @@
-"""Single-turn rollouts: every prompt, sample and agent, batched across all of them.
+"""One turn of rollouts: every prompt, sample and agent, batched across all of them.
 
 The batches are planned from the inputs before any is sampled. A stage that is killed and goes on therefore batches as
 an undisturbed one would, and gives the same bytes.
@@ -10,7 +10,7 @@ from typing import Any
 
 from comlrl_stages.errors import UserError
 from comlrl_stages.seeding import stream
-from comlrl_stages.tasks.protocol import Task
+from comlrl_stages.tasks.protocol import Exchange, Task
 from comlrl_stages.teams.batching import plan_batches
 from comlrl_stages.teams.sampling import Request, Sampled, SamplingParameters, sample
 from comlrl_stages.teams.team import Team
@@ -40,13 +40,15 @@ class Prompted:
 
 @dataclass(frozen=True)
 class Draw:
-    """One completion to sample."""
+    """One completion to sample. `turn` counts from 0; `node` names the joint context within its item's rollout."""
 
     context: Context
     prompted: Prompted
     sample: int
     agent: int
     greedy: bool = False
+    turn: int = 0
+    node: str = ""
 
     def request(self, seed: int) -> Request:
         """The sampler's request; its stream is a function of the seed and the key of this completion."""
@@ -54,8 +56,8 @@ class Draw:
         if self.greedy:
             return Request(prompt_ids, None)
         where = self.context
-        names = (where.source, where.round, where.step, self.prompted.task_id, 0, "", self.sample, self.agent)
-        return Request(prompt_ids, stream(seed, "sample", *names))
+        place = (self.prompted.task_id, self.turn, self.node, self.sample, self.agent)
+        return Request(prompt_ids, stream(seed, "sample", where.source, where.round, where.step, *place))
 
 
 @dataclass(frozen=True)
@@ -79,18 +81,28 @@ def prompt_items(
     for item in items:
         prompts = task.format(item)
         found = Prompted(item, prompts, team.encode(prompts))
-        too_long = _too_long(team, found, max_new_tokens)
-        if too_long is None:
+        if _fits(team, found, max_new_tokens, overflow):
             prompted.append(found)
-        elif overflow == "drop":
-            dropped += 1
         else:
-            raise UserError(too_long)
+            dropped += 1
     if not prompted:
         raise UserError(
             f"every one of the {len(items)} items was dropped, for its prompt leaves no room for a completion"
         )
     return prompted, {"prompt_too_long": dropped} if dropped else {}
+
+
+def continued(
+    team: Team, task: Task, prompted: Prompted, history: Sequence[Exchange], sampling: Any
+) -> Prompted | None:
+    """The item with the prompts of the turn after `history`; None where they leave no room for a completion."""
+    turn = len(history)
+    prompts = task.next_prompts(prompted.item, history)
+    try:
+        found = Prompted(prompted.item, prompts, team.encode(prompts))
+    except UserError as error:
+        raise UserError(f"item {prompted.task_id}, turn {turn + 1}: {error}") from error
+    return found if _fits(team, found, sampling.max_new_tokens, sampling.overflow, turn) else None
 
 
 def joint_draws(
@@ -133,6 +145,16 @@ def sample_batch(
     return sample(team.agents[batch.agent], requests, parameters, team.compute, token_budget)
 
 
+def sample_draws(team: Team, draws: Sequence[Draw], sampling: Any, token_budget: int, seed: int) -> list[Sampled]:
+    """Sample all draws, in their order. `sampling`: a stage's sampling settings."""
+    parameters = sampling_parameters(sampling)
+    found: dict[int, Sampled] = {}
+    for batch in plan(team, draws, parameters.max_new_tokens, token_budget):
+        sampled = sample_batch(team, draws, batch, parameters, token_budget, seed)
+        found |= zip(batch.positions, sampled, strict=True)
+    return [found[position] for position in range(len(draws))]
+
+
 def sampling_parameters(settings: Any) -> SamplingParameters:
     """The sampler's parameters from a stage's `sampling` settings."""
     return SamplingParameters(
@@ -152,8 +174,8 @@ def row(team: Team, draw: Draw, sampled: Sampled) -> dict[str, Any]:
         "round": draw.context.round,
         "step": draw.context.step,
         "task_id": draw.prompted.task_id,
-        "turn": 0,
-        "node": "",
+        "turn": draw.turn,
+        "node": draw.node,
         "sample": draw.sample,
         "agent": draw.agent,
         "model_digest": team.digests[draw.agent],
@@ -167,13 +189,22 @@ def row(team: Team, draw: Draw, sampled: Sampled) -> dict[str, Any]:
     }
 
 
-def _too_long(team: Team, prompted: Prompted, max_new_tokens: int) -> str | None:
+def _fits(team: Team, prompted: Prompted, max_new_tokens: int, overflow: str, turn: int = 0) -> bool:
+    """Whether every prompt leaves room for `max_new_tokens`. Raises UserError if not and `overflow` is error."""
+    too_long = _too_long(team, prompted, max_new_tokens, turn)
+    if too_long is not None and overflow == "error":
+        raise UserError(too_long)
+    return too_long is None
+
+
+def _too_long(team: Team, prompted: Prompted, max_new_tokens: int, turn: int) -> str | None:
     for agent, ids in enumerate(prompted.prompt_ids):
         context = team.agents[agent].facts.context_length
         if len(ids) + max_new_tokens > context:
+            where = f"item {prompted.task_id}, turn {turn + 1}" if turn else f"item {prompted.task_id}"
             return (
-                f"item {prompted.task_id}: the prompt of agent_{agent} has {len(ids)} tokens and "
-                f"sampling.max_new_tokens is {max_new_tokens}, more than the model's context of {context}. Shorten "
-                "the prompt, lower max_new_tokens, or set sampling.overflow to drop."
+                f"{where}: the prompt of agent_{agent} has {len(ids)} tokens and sampling.max_new_tokens is "
+                f"{max_new_tokens}, more than the model's context of {context}. Shorten the prompt, lower "
+                "max_new_tokens, or set sampling.overflow to drop."
             )
     return None

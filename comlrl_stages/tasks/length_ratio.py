@@ -65,8 +65,9 @@ class Task:
         return rows
 
     def eval_aggregator(self, rows, *, num_turns):
-        """Return the mean of the logged rows."""
-        return {name: mean(row[name] for row in rows) for name in rows[0]} if rows else {}
+        """Return the mean of the logged rows; one that ended early has fewer turns."""
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: mean(row[name] for row in rows if name in row) for name in names}
 
 
 def length_ratio(short, detailed, item):

@@ -10,7 +10,10 @@ A task is any object (a class, an instance, a function that returns one, or a mo
                       from a file)
     eval_items        the same, for a task with an evaluation split of its own (optional)
     transition        transition(prompt, agent_completions, num_agents, prompt_history_per_agent,
-                      response_history_per_agent) -> n prompts of the next turn (optional)
+                      response_history_per_agent) -> n prompts of the next turn, in actor order (optional); it is
+                      called by these names. `prompt` is the item's; the histories hold one list per agent, of every
+                      turn so far. A formatter that declares external_prompts is given its agent's prompt, to format
+                      it again
     eval_logger, eval_aggregator      extra metrics of the evaluation: rows of all responses, and what they come to
     metrics_callback  metrics_callback(rollouts) -> numbers, once per eval item, then averaged; a rollout has agent_idx,
                       prompt, completion and metadata (optional)
@@ -31,7 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from comlrl_stages.errors import UserError, nearest
 from comlrl_stages.registry import TASKS
@@ -41,6 +44,21 @@ REWARD_FORM = (
 )
 FORMATTER_FORM = "formatter(item) or formatter(item, external_prompts=None)"
 BY_NAME = ("batch_items", "prompts")
+TRANSITION_PARAMETERS = (
+    "prompt",
+    "agent_completions",
+    "num_agents",
+    "prompt_history_per_agent",
+    "response_history_per_agent",
+)
+TRANSITION_FORM = f"transition({', '.join(TRANSITION_PARAMETERS)})"
+
+
+class Exchange(NamedTuple):
+    """What the agents read and wrote at one turn, in actor order."""
+
+    prompts: Sequence[str]
+    responses: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -122,6 +140,32 @@ class Task:
             for agent in range(self.agents)
         ]
 
+    def next_prompts(self, item: Mapping[str, Any], history: Sequence[Exchange]) -> list[str]:
+        """Return the prompts of the turn after `history` (every turn so far), formatted, one per agent.
+
+        Raises UserError, naming the item and the turn, if the transition fails or returns anything but n texts.
+        """
+        turn = len(history) + 1
+        if self.transition is None:
+            raise UserError(
+                f"{self.source}: has no transition, so there is no turn {turn}. Give it a function {TRANSITION_FORM}, "
+                "or set episode.turns to 1."
+            )
+        where = f"{self.source}: the transition to turn {turn}, item {item.get('task_id', '(no task_id)')}"
+        try:
+            prompts = self.transition(
+                prompt=item.get("prompt", ""),
+                agent_completions=list(history[-1].responses),
+                num_agents=self.agents,
+                prompt_history_per_agent=[list(own) for own in zip(*(one.prompts for one in history), strict=True)],
+                response_history_per_agent=[list(own) for own in zip(*(one.responses for one in history), strict=True)],
+            )
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise UserError(f"{where} raised\n{user_traceback(error)}") from error
+        return self.format(item, _read_prompts(prompts, self.agents, where))
+
     def _format_for(self, agent: int, item: Mapping[str, Any], external: str | None) -> str:
         formatter = self.formatters[agent]
         where = f"{self.source}: the formatter of agent_{agent}, item {item.get('task_id', '(no task_id)')}"
@@ -142,6 +186,19 @@ class Task:
                 f"A formatter is {FORMATTER_FORM} -> str."
             )
         return prompt
+
+
+def _read_prompts(prompts: Any, agents: int, where: str) -> Sequence[str]:
+    """The prompts that a transition returned, one text per agent."""
+    expected = f"expected a list of {agents} texts, one per agent. A transition is {TRANSITION_FORM} -> n prompts."
+    if not isinstance(prompts, list | tuple):
+        raise UserError(f"{where} returned {type(prompts).__name__} ({prompts!r:.80}), {expected}")
+    if len(prompts) != agents:
+        raise UserError(f"{where} returned {len(prompts)} prompts, {expected}")
+    for agent, prompt in enumerate(prompts):
+        if not isinstance(prompt, str):
+            raise UserError(f"{where} returned {type(prompt).__name__} ({prompt!r:.80}) for agent_{agent}, {expected}")
+    return prompts
 
 
 def default_formatter(item: Mapping[str, Any]) -> str:
@@ -165,6 +222,7 @@ def load_task(source: TaskSource) -> Task:
     agents = _count_agents(reward, formatters, _attribute(found, "agents"), source)
     optional = ("transition", "eval_logger", "eval_aggregator", "metrics_callback")
     functions = {name: _optional_function(found, name, source) for name in optional}
+    _check_transition(functions["transition"], source)
     if (functions["eval_logger"] is None) != (functions["eval_aggregator"] is None):
         raise UserError(
             f"{source}: eval_logger and eval_aggregator work together, found only one of them. Give both or neither."
@@ -312,6 +370,18 @@ def _optional_function(found: Any, name: str, source: TaskSource) -> Callable[..
     if function is not None and not callable(function):
         raise UserError(f"{source}: {name} is {type(function).__name__}, expected a function.")
     return function
+
+
+def _check_transition(function: Callable[..., Any] | None, source: TaskSource) -> None:
+    """A transition is called by names, so that it may declare them in any order, and further ones with defaults."""
+    if function is None:
+        return
+    try:
+        inspect.signature(function).bind(**dict.fromkeys(TRANSITION_PARAMETERS))
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{source}: the transition cannot be called as {TRANSITION_FORM}: {error}. Give it these parameters."
+        ) from error
 
 
 def _read_reward(function: Callable[..., Any], source: TaskSource) -> Reward:

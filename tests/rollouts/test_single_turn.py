@@ -1,7 +1,7 @@
-"""Single-turn rollouts: prompts, draws and their streams, and the plan of batches."""
+"""One turn of rollouts: prompts, draws and their streams, and the plan of batches."""
 
 import itertools
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 
@@ -15,30 +15,17 @@ from comlrl_stages.rollouts.single_turn import (
     prompt_items,
     row,
     sample_batch,
+    sample_draws,
     sampling_parameters,
 )
-from comlrl_stages.settings import Sampling, TeamSettings
+from comlrl_stages.settings import Sampling
 from comlrl_stages.tasks.protocol import TaskSource, load_task
 from comlrl_stages.teams.sampling import SamplingParameters
-from comlrl_stages.teams.team import load_team
 
-ARITHMETIC = SimpleNamespace(torch_threads=1, compute_dtype="float32", device="cpu")
 TASK = load_task(TaskSource(name="length_ratio"))
 ITEMS = [{"task_id": f"t{i}", "prompt": prompt} for i, prompt in enumerate(["the owl", "hello", "zq " * 30])]
 SHORT = ITEMS[:2]
 CONTEXT = Context("policy")
-
-
-@pytest.fixture(scope="module")
-def same(llama_folder):
-    """Two agents with one model."""
-    return load_team([llama_folder] * 2, ["llama"] * 2, TeamSettings(), ARITHMETIC)
-
-
-@pytest.fixture(scope="module")
-def mixed(llama_folder, gpt2_folder):
-    """A Llama-style agent and a GPT-2 style one."""
-    return load_team([llama_folder, gpt2_folder], ["llama", "gpt2"], TeamSettings(), ARITHMETIC)
 
 
 def draws_of(team, items=SHORT, samples=3, **options):
@@ -98,8 +85,9 @@ def test_no_two_draws_share_a_stream():
     items = [Prompted(item, ["p"] * 3, [[5]] * 3) for item in SHORT]
     contexts = [Context(s, r, t) for s in ("policy", "evaluation") for r in (1, 2) for t in (0, 1)]
     draws = [draw for context in contexts for draw in joint_draws(context, items, 3, 3)]
+    draws += [replace(draw, turn=turn, node=node) for draw in draws for turn, node in ((1, "0"), (1, "1"), (2, "1/0"))]
     uniforms = [first_uniform(draw, seed) for draw in draws for seed in (0, 1)]
-    assert len(set(uniforms)) == len(uniforms) == 8 * 2 * 9 * 2
+    assert len(set(uniforms)) == len(uniforms) == 8 * 2 * 9 * 2 * 4
 
 
 def test_a_draw_does_not_depend_on_items_samples_or_agents_beside_it():
@@ -154,6 +142,14 @@ def test_a_batch_is_sampled_in_the_order_of_its_positions(mixed):
             assert alone.completion_ids == found.completion_ids
 
 
+@pytest.mark.parametrize("budget", [64, 10**6])
+def test_all_draws_come_back_in_their_order(mixed, budget):
+    draws = draws_of(mixed)
+    found = sample_draws(mixed, draws, Sampling(max_new_tokens=8), budget, seed=0)
+    alone = [sample_draws(mixed, [draw], Sampling(max_new_tokens=8), budget, seed=0)[0] for draw in draws]
+    assert [one.completion_ids for one in found] == [one.completion_ids for one in alone]
+
+
 def test_a_greedy_batch_takes_the_most_probable_tokens_whatever_the_truncation(same):
     draws = draws_of(same, samples=1, greedy=True)
     (batch,) = plan(same, draws, 8, 10**6)
@@ -172,6 +168,8 @@ def test_a_row_holds_the_key_the_prompt_and_what_was_sampled(mixed):
     assert (found["task_id"], found["agent"], found["model_digest"]) == (draw.prompted.task_id, 0, "llama")
     assert found["prompt_ids"] == draw.prompted.prompt_ids[0] and found["prompt"] == draw.prompted.prompts[0]
     assert found["completion_ids"] is sampled.completion_ids and found["ids_from"] == "sampled"
+    later = row(mixed, replace(draw, turn=2, node="3/0"), sampled)
+    assert later == {**found, "turn": 2, "node": "3/0"}
 
 
 def test_parameters_are_read_field_by_field():

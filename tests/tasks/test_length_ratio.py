@@ -64,3 +64,7 @@ def test_response_chars_are_the_mean_over_agents_then_items():
     ]
     assert task.eval_aggregator(rows, num_turns=2) == {"turn_1/response_chars": 2.0, "turn_2/response_chars": 3.5}
     assert task.eval_aggregator([], num_turns=2) == {}
+    assert task.eval_aggregator([rows[0], {"turn_1/response_chars": 1.0}], num_turns=2) == {
+        "turn_1/response_chars": 2.0,
+        "turn_2/response_chars": 4.0,  # an episode that ended has no second turn
+    }

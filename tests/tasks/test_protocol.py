@@ -5,7 +5,7 @@ import textwrap
 import pytest
 
 from comlrl_stages.errors import UserError
-from comlrl_stages.tasks.protocol import TaskSource, default_formatter, describe_task, load_task
+from comlrl_stages.tasks.protocol import Exchange, TaskSource, default_formatter, describe_task, load_task
 
 ITEM = {"task_id": "i1", "prompt": "Say {hello} 🙂"}
 
@@ -268,3 +268,52 @@ def test_facts_about_a_task_can_be_shown():
         "has_eval_logger": True,
         "has_metrics_callback": False,
     }
+
+
+# --- the next turn ---
+
+TURNS = """
+class Task:
+    def reward(first, second):
+        return [1.0]
+    formatters = [lambda item: item["prompt"], lambda item, external_prompts=None: f"<{external_prompts}>"]
+    def transition(prompt, agent_completions, num_agents, prompt_history_per_agent, response_history_per_agent):
+        histories = [prompt_history_per_agent, response_history_per_agent]
+        return [str([prompt, agent_completions, num_agents]), str(histories)]
+"""
+
+
+def test_a_transition_makes_the_next_prompts_from_every_turn_so_far(written):
+    history = [Exchange(("p0", "p1"), ("a", "b")), Exchange(("q0", "q1"), ("c", "d"))]
+    assert load_task(written(TURNS)).next_prompts(ITEM, history) == [
+        "['Say {hello} 🙂', ['c', 'd'], 2]",
+        "<[[['p0', 'q0'], ['p1', 'q1']], [['a', 'c'], ['b', 'd']]]>",
+    ]
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [
+        "self, prompt, agent_completions, num_agents, prompt_history_per_agent=None, response_history_per_agent=None",
+        "*, response_history_per_agent, prompt_history_per_agent, num_agents, agent_completions, prompt, more=1",
+        "self, **given",
+    ],
+)
+def test_a_transition_is_called_by_names(written, signature):
+    code = f"class Task:\n{REWARD}    def transition({signature}):\n        return 'one', 'two'\n"
+    assert load_task(written(code)).next_prompts(ITEM, [Exchange(("p", "q"), ("a", "b"))]) == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("signature", "told"),
+    [
+        ("prompt, agent_completions", "'num_agents'"),
+        ("prompts, **given", "'prompts'"),
+        ("prompt, *, item, **given", "'item'"),
+    ],
+)
+def test_a_transition_of_another_form_is_refused_when_the_task_is_loaded(written, signature, told):
+    code = f"class Task:\n{REWARD}    def transition({signature}):\n        return ['next']\n"
+    with pytest.raises(UserError, match=r"the transition cannot be called as transition\(prompt, agent_comp") as error:
+        load_task(written(code))
+    assert told in str(error.value)
