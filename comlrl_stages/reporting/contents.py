@@ -120,7 +120,7 @@ def _items_note(chosen: str, shown: int, design: Design) -> str:
 
 def _results(material: Material) -> Section:
     design, found = material.design, material.results
-    quantity = "return" if design.turns > 1 else "reward"
+    quantity = "reward of the last turn" if design.turns > 1 else "reward"
     level = f"{100 * design.confidence:g} %"
     shown = [
         material.figure(

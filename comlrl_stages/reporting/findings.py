@@ -25,7 +25,7 @@ def headline(found: Sequence[Result], design: Design) -> list[str]:
     ranked = sorted((r for r in found if not np.isnan(r.mean.value)), key=lambda r: -r.mean.value)
     if not ranked:
         return ["No eval reward could be computed: every sample failed to score."]
-    best, quantity = ranked[0], "return" if design.turns > 1 else "reward"
+    best, quantity = ranked[0], "reward of the last turn" if design.turns > 1 else "reward"
     sentences = [f"{best.method} scores highest: mean eval {quantity} {estimate(best.mean)} over {design.size}."]
     sentences += _against_base(best, ranked)
     sentences += _against_runner_up(ranked, design)

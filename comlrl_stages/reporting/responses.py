@@ -32,7 +32,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Turn:
-    """The joint response of one turn and its reward, written out."""
+    """The joint response of one turn (1 is the first) and its reward, written out."""
 
     turn: int
     reward: str
@@ -91,7 +91,8 @@ def _responses(rows: pd.DataFrame, design: Design) -> tuple[Response, ...]:
 
 
 def _turns(rows: pd.DataFrame) -> Sequence[tuple[int, pd.DataFrame]]:
-    return list(rows.groupby("turn"))[:MOST_TURNS]
+    """The turns of the first episode."""
+    return list(rows[rows["sample"] == rows["sample"].min()].groupby("turn"))[:MOST_TURNS]
 
 
 def _turn(row: pd.Series) -> Turn:
@@ -105,7 +106,7 @@ def _turn(row: pd.Series) -> Turn:
         for agent, written in enumerate(zip(row["texts"], tokens, reasons, strict=True))
     ]
     reward = number(row["reward"]) if not np.isnan(row["reward"]) else str(row["status"])
-    return Turn(int(row["turn"]), reward, tuple(texts))
+    return Turn(int(row["turn"]) + 1, reward, tuple(texts))
 
 
 def _text(agent: str, text: str | None, tokens: int, finish_reason: str) -> Text:

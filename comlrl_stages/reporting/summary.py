@@ -1,8 +1,8 @@
 """From evaluation tables to the numbers of the report: one row per method and seed, one result per method.
 
-The score of a joint response is its expected return: the reward, and with several turns the (discounted) sum over the
-dialogue. A cell (seed, item) is the mean over the samples drawn there. Everything is about the task reward of the
-eval items at the sampling temperature; greedy decoding and the train items are columns of their own.
+The score of an episode is the reward of the last turn that it played, be it the only one. A cell (seed, item) is the
+mean over the samples drawn there. Everything is about the task reward of the eval items at the sampling temperature;
+greedy decoding and the train items are columns of their own.
 """
 
 from collections.abc import Sequence
@@ -89,9 +89,10 @@ def design_of(evaluation: pd.DataFrame, settings: Any) -> Design:
 
 
 def scored(evaluation: pd.DataFrame) -> pd.DataFrame:
-    """Return the first-turn rows with their `score`, the expected return of the joint response."""
-    first = evaluation[(evaluation["node"] == "") & (evaluation["turn"] == evaluation["turn"].min())]
-    return first.assign(score=first["expected_return"].fillna(first["reward"]).astype(float))
+    """Return the row of each episode's last turn with its `score`, the reward there: its expected return."""
+    episode = ["method", "seed", "split", "decoding", "task_id", "sample"]
+    last = evaluation[evaluation["turn"] == evaluation.groupby(episode)["turn"].transform("max")]
+    return last.assign(score=last["expected_return"].fillna(last["reward"]).astype(float))
 
 
 def reported(evaluation: pd.DataFrame, design: Design) -> pd.DataFrame:

@@ -28,7 +28,8 @@ A team of {{ agents }} agents, trained together by **{{ settings.method_settings
 
 ## Scores
 
-Task reward on the eval items ({{ items }} items, {{ responses }} sampled joint responses; 95 % bootstrap interval
+Task reward on the eval items{% if turns > 1 %}, at the last of up to {{ turns }} turns{% endif %}
+({{ items }} items, {{ responses }} sampled joint responses; 95 % bootstrap interval
 over items and samples).
 
 | team | reward | interval |
@@ -89,6 +90,7 @@ def render(
         task=settings.task.name or settings.task.file,
         items=metrics.get("eval/items"),
         responses=metrics.get("eval/joint_responses"),
+        turns=sum(name.startswith("eval/turn_") and name.endswith("/reward_mean") for name in metrics),
         scores=scores,
         kl=None if kl is None else f"{kl:.3f}",
         chat=any((folder / "chat_template.jinja").is_file() for folder in agents),
@@ -97,7 +99,8 @@ def render(
 
 
 def _scores(metrics: Mapping[str, Any]) -> dict[str, str]:
-    values = {name: metrics.get(f"eval/turn_1/reward_{name}") for name in ("mean", "low", "high")}
+    where = "eval" if "eval/reward_mean" in metrics else "eval/turn_1"  # several turns: that of the last is reported
+    values = {name: metrics.get(f"{where}/reward_{name}") for name in ("mean", "low", "high")}
     return {name: "n/a" if value is None else f"{value:.3f}" for name, value in values.items()}
 
 

@@ -2,11 +2,16 @@
 
 Reads the items and the completions. Writes the table `evaluation` (one row per joint response) and metrics.json: the
 means with their intervals, the distance from the base team, and the metrics of the task's own functions.
+
+With several turns a trajectory ends after the first joint response whose reward is strictly above
+`episode.termination_threshold`; later turns that were sampled are left out and counted. Each turn has its metrics
+(`turn_2/reward_mean`); those without a turn are over all turns, but for `reward_mean`, the reward of the last turn that
+each trajectory played, and `return_mean`, its discounted sum of rewards (`turn_1/expected_return`).
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,12 +27,14 @@ from comlrl_stages.artifacts import (
     write_table,
 )
 from comlrl_stages.errors import UserError
-from comlrl_stages.reporting.statistics import item_bootstrap
+from comlrl_stages.learning.returns import terminates
+from comlrl_stages.reporting import statistics
+from comlrl_stages.rollouts.callbacks import Rollout, callback_means, user_numbers
 from comlrl_stages.rollouts.joint import JointResponse, joint_responses, reward_runner, score_joints
 from comlrl_stages.seeding import stream
 from comlrl_stages.settings import EvaluateSettings
-from comlrl_stages.tasks.protocol import Task, TaskSource, load_task, user_traceback
-from comlrl_stages.tasks.scoring import JointReward
+from comlrl_stages.tasks.protocol import Task, TaskSource, load_task
+from comlrl_stages.tasks.scoring import JointReward, RewardRunner
 
 GREEDY_SUFFIX = "/greedy"
 PREFIXES = {
@@ -37,30 +44,24 @@ PREFIXES = {
     ("train", "greedy"): "train/greedy",
 }
 
-
-@dataclass(frozen=True)
-class Rollout:
-    """One agent's response as a task's `metrics_callback` reads it; `metadata` has its item, turn, sample, reward."""
-
-    agent_idx: int
-    prompt: str
-    completion: str
-    metadata: dict[str, Any]
+Row = Mapping[str, Any]
+Splits = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
 def run(settings: EvaluateSettings, work: Work) -> None:
     """Write the table `evaluation` and the file `metrics`."""
     splits = {name: {i["task_id"]: i for i in read_table(work.inputs[name]).to_pylist()} for name in ("eval", "train")}
     joints = list(joint_responses(read_table(work.inputs["completions"], COMPLETIONS), settings.agents))
-    items = {joint.task_id: _item(splits, joint.task_id) for joint in joints}
     with reward_runner(settings.task, settings, int(work.runtime.get("score_workers", 1))) as runner:
-        rewards = score_joints(runner, joints, items)
-    _check_failures(settings, joints, rewards)
-    rows = [_row(settings, splits, joint, reward) for joint, reward in zip(joints, rewards, strict=True)]
+        scored = _scored(settings, runner, joints, {joint.task_id: _item(splits, joint.task_id) for joint in joints})
+    _check_failures(settings, scored)
+    rows = [_row(settings, splits, joint, reward) for joint, reward in scored]
+    _fill_in_returns(rows, settings.episode.discount)
     table = table_of(rows, EVALUATION)
     write_table(work.output("evaluation"), table, EVALUATION)
     failed = {status: count for status in ("nan", "exception", "timeout", "invalid") if (count := _count(rows, status))}
-    work.count("evaluation", rows=table.num_rows, dropped=failed)
+    ended = {"after_termination": len(joints) - len(rows)} if len(rows) < len(joints) else {}
+    work.count("evaluation", rows=table.num_rows, dropped=failed | ended)
     task = load_task(TaskSource(**settings.task.model_dump()))
     metrics: dict[str, Any] = {}
     for (split, decoding), prefix in PREFIXES.items():
@@ -71,32 +72,62 @@ def run(settings: EvaluateSettings, work: Work) -> None:
     work.track([{"name": name, "value": value} for name, value in metrics.items() if value is not None])
 
 
-def _item(splits: Mapping[str, Mapping[str, Any]], task_id: str) -> Mapping[str, Any]:
+# --- scores -------------------------------------------------------------------------------------------------------
+
+
+def _scored(
+    settings: EvaluateSettings,
+    runner: RewardRunner,
+    joints: Sequence[JointResponse],
+    items: Mapping[str, Mapping[str, Any]],
+) -> list[tuple[JointResponse, JointReward]]:
+    """Joint responses with their rewards, turn by turn, without what comes after the end of a trajectory."""
+    by_turn: dict[int, list[JointResponse]] = defaultdict(list)
+    for joint in joints:
+        by_turn[joint.key[KEY_NAMES.index("turn")]].append(joint)
+    scored: list[tuple[JointResponse, JointReward]] = []
+    ended: set[tuple[Any, ...]] = set()
+    for turn in sorted(by_turn):
+        playing = [joint for joint in by_turn[turn] if _trajectory(joint) not in ended]
+        found = list(zip(playing, score_joints(runner, playing, items), strict=True))
+        threshold = settings.episode.termination_threshold
+        ended |= {_trajectory(joint) for joint, reward in found if terminates([reward.reward], threshold)}
+        scored += found
+    return scored
+
+
+def _trajectory(joint: JointResponse) -> tuple[Any, ...]:
+    return joint.source, joint.task_id, joint.sample
+
+
+def _fill_in_returns(rows: Sequence[dict[str, Any]], discount: float) -> None:
+    """Set each row's `expected_return`: its reward and the discounted return of the trajectory's next turn, if any."""
+    following: dict[tuple[Any, ...], float] = {}
+    for row in reversed(rows):
+        place = row["source"], row["task_id"], row["sample"]
+        later = discount * following[place] if place in following else 0.0
+        row["expected_return"] = following[place] = row["reward"] + later
+
+
+def _item(splits: Splits, task_id: str) -> Mapping[str, Any]:
     for items in splits.values():
         if task_id in items:
             return items[task_id]
     raise UserError(f"item {task_id} of the completions is in no split. Run the evaluation's sampling again.")
 
 
-def _check_failures(
-    settings: EvaluateSettings, joints: Sequence[JointResponse], rewards: Sequence[JointReward]
-) -> None:
-    failed = [i for i, reward in enumerate(rewards) if reward.status in ("exception", "timeout")]
-    if len(failed) > settings.tolerate_failures * len(rewards):
-        first = joints[failed[0]]
+def _check_failures(settings: EvaluateSettings, scored: Sequence[tuple[JointResponse, JointReward]]) -> None:
+    failed = [(joint, reward) for joint, reward in scored if reward.status in ("exception", "timeout")]
+    if len(failed) > settings.tolerate_failures * len(scored):
+        joint, reward = failed[0]
         raise UserError(
-            f"the reward failed for {len(failed)} of {len(rewards)} joint responses; scoring.tolerate_failures allows "
-            f"a share of {settings.tolerate_failures:g}. The first: item {first.task_id}, sample {first.sample}: "
-            f"{rewards[failed[0]].status}: {rewards[failed[0]].error}"
+            f"the reward failed for {len(failed)} of {len(scored)} joint responses; scoring.tolerate_failures allows "
+            f"a share of {settings.tolerate_failures:g}. The first: item {joint.task_id}, sample {joint.sample}: "
+            f"{reward.status}: {reward.error}"
         )
 
 
-def _row(
-    settings: EvaluateSettings,
-    splits: Mapping[str, Mapping[str, Any]],
-    joint: JointResponse,
-    reward: JointReward,
-) -> dict[str, Any]:
+def _row(settings: EvaluateSettings, splits: Splits, joint: JointResponse, reward: JointReward) -> dict[str, Any]:
     return {
         **dict(zip(KEY_NAMES, joint.key, strict=True)),
         "method": settings.method,
@@ -107,7 +138,7 @@ def _row(
         "sample": joint.sample,
         "raw": reward.raw,
         "reward": reward.reward,
-        "expected_return": reward.reward,
+        "prompts": _prompts(joint),
         "texts": list(joint.texts),
         "finish_reasons": [row["finish_reason"] for row in joint.completions],
         "tokens": [len(row["completion_ids"]) for row in joint.completions],
@@ -128,6 +159,12 @@ def _kl(joint: JointResponse) -> list[float] | None:
     ]
 
 
+def _prompts(joint: JointResponse) -> list[str] | None:
+    """What each agent read, for the task's metrics_callback; None where the completions do not say."""
+    prompts = [row["prompt"] for row in joint.completions]
+    return prompts if len(prompts) == len(joint.texts) and None not in prompts else None
+
+
 def _count(rows: Sequence[Mapping[str, Any]], status: str) -> int:
     return sum(row["status"] == status for row in rows)
 
@@ -135,45 +172,61 @@ def _count(rows: Sequence[Mapping[str, Any]], status: str) -> int:
 # --- metrics ------------------------------------------------------------------------------------------------------
 
 
-def _metrics(
-    settings: EvaluateSettings,
-    task: Task,
-    rows: Sequence[Mapping[str, Any]],
-    splits: Mapping[str, Mapping[str, Any]],
-) -> dict[str, Any]:
+def _metrics(settings: EvaluateSettings, task: Task, rows: Sequence[Row], splits: Splits) -> dict[str, Any]:
     """Metrics of one split and decoding, without prefix."""
-    scores = _by_item(rows)
-    generator = stream(settings.seed, "evaluate", "bootstrap", rows[0]["split"], rows[0]["decoding"])
-    reward = item_bootstrap(scores, generator, replicates=settings.bootstrap_replicates)
-    tokens = [sum(row["tokens"][agent] for row in rows) for agent in range(settings.agents)]
-    metrics = {
-        "turn_1/reward_mean": reward.value,
-        "turn_1/reward_low": reward.low,
-        "turn_1/reward_high": reward.high,
-        "turn_1/expected_return": reward.value,
-        "items": len({row["task_id"] for row in rows}),
-        "joint_responses": len(rows),
-        "truncated_share": np.mean([reason == "length" for row in rows for reason in row["finish_reasons"]]).item(),
-        **{f"agent_{agent}/tokens_mean": total / len(rows) for agent, total in enumerate(tokens)},
-        **_part_means(rows),
-        **_kl_means(rows, tokens),
-        **_task_metrics(task, rows, splits),
-    }
+    turns = {turn: [row for row in rows if row["turn"] == turn] for turn in sorted({row["turn"] for row in rows})}
+    metrics: dict[str, Any] = {}
+    for turn, own in turns.items():
+        measured = {**_reward_metrics(settings, own, turn), "expected_return": _mean(own, "expected_return")}
+        if settings.episode.turns > 1:
+            measured |= {"joint_responses": len(own), **_response_metrics(settings, own)}
+        metrics |= {f"turn_{turn + 1}/{name}": value for name, value in measured.items()}
+    if settings.episode.turns > 1:
+        last = {(row["task_id"], row["sample"]): row for row in rows}
+        metrics |= _reward_metrics(settings, list(last.values()), "last")
+        metrics["return_mean"] = metrics["turn_1/expected_return"]
+    metrics |= {"items": len({row["task_id"] for row in rows}), "joint_responses": len(rows)}
+    metrics |= {**_response_metrics(settings, rows), **_task_metrics(settings, task, rows, splits)}
     return {
         name: value if not isinstance(value, float) or math.isfinite(value) else None for name, value in metrics.items()
     }
 
 
-def _by_item(rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """Rewards (items, samples), NaN where the reward failed."""
+def _reward_metrics(settings: EvaluateSettings, rows: Sequence[Row], turn: int | str) -> dict[str, float]:
+    """Mean reward with the ends of its interval. The first turn draws what a single turn draws."""
+    place = (rows[0]["split"], rows[0]["decoding"], *([turn] if turn else []))
+    generator = stream(settings.seed, "evaluate", "bootstrap", *place)
+    scores = _by_item(rows, "reward")
+    reward = statistics.item_bootstrap(scores, generator, replicates=settings.bootstrap_replicates)
+    return {"reward_mean": reward.value, "reward_low": reward.low, "reward_high": reward.high}
+
+
+def _mean(rows: Sequence[Row], column: str) -> float:
+    """Mean over items of the mean over their samples."""
+    return float(statistics.mean(statistics.mean(_by_item(rows, column))))
+
+
+def _by_item(rows: Sequence[Row], column: str) -> np.ndarray:
+    """A column as (items, samples), NaN where the reward failed."""
     by_item: dict[str, list[float]] = {}
     for row in rows:
-        by_item.setdefault(row["task_id"], []).append(row["reward"])
+        by_item.setdefault(row["task_id"], []).append(row[column])
     longest = max(map(len, by_item.values()))
     return np.array([values + [np.nan] * (longest - len(values)) for values in by_item.values()])
 
 
-def _part_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def _response_metrics(settings: EvaluateSettings, rows: Sequence[Row]) -> dict[str, float]:
+    """What the responses are like: cut or not, lengths, the parts of their rewards, distance from the base team."""
+    tokens = [sum(row["tokens"][agent] for row in rows) for agent in range(settings.agents)]
+    return {
+        "truncated_share": np.mean([reason == "length" for row in rows for reason in row["finish_reasons"]]).item(),
+        **{f"agent_{agent}/tokens_mean": total / len(rows) for agent, total in enumerate(tokens)},
+        **_part_means(rows),
+        **_kl_means(rows, tokens),
+    }
+
+
+def _part_means(rows: Sequence[Row]) -> dict[str, float]:
     parts: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row["parts"]:
@@ -181,7 +234,7 @@ def _part_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {f"parts/{name}": float(np.mean(values)) for name, values in sorted(parts.items())}
 
 
-def _kl_means(rows: Sequence[Mapping[str, Any]], tokens: Sequence[int]) -> dict[str, float]:
+def _kl_means(rows: Sequence[Row], tokens: Sequence[int]) -> dict[str, float]:
     """KL to the base team in nats per token: all tokens weigh alike."""
     measured = [row for row in rows if row["kl"] is not None]
     if not measured:
@@ -191,45 +244,46 @@ def _kl_means(rows: Sequence[Mapping[str, Any]], tokens: Sequence[int]) -> dict[
     return {**means, "kl_per_token": sum(sums) / max(sum(tokens), 1)}
 
 
-def _task_metrics(
-    task: Task, rows: Sequence[Mapping[str, Any]], splits: Mapping[str, Mapping[str, Any]]
-) -> dict[str, float]:
+# --- the task's own metrics ---------------------------------------------------------------------------------------
+
+
+def _task_metrics(settings: EvaluateSettings, task: Task, rows: Sequence[Row], splits: Splits) -> dict[str, float]:
     """What the task's own functions make of the responses; invalid ones have no texts and are left out."""
-    rows = [row for row in rows if row["status"] != "invalid"]
-    if not rows:
-        return {}
-    items = [_item(splits, row["task_id"]) for row in rows]
-    try:
-        found = {**_logged(task, rows, items), **_called_back(task, rows, items)}
-        return {str(name): float(value) for name, value in found.items()}
-    except Exception as error:
-        raise UserError(
-            f"{task.source}: eval_logger, eval_aggregator or metrics_callback failed:\n{user_traceback(error)}"
-        ) from error
+    trajectories: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        if row["status"] != "invalid":
+            trajectories.setdefault((row["task_id"], row["sample"]), []).append(row)
+    items = [_item(splits, task_id) for task_id, _ in trajectories]
+    logged = _logged(task, list(trajectories.values()), items, settings.episode.turns)
+    return logged | _called_back(task, zip(items, trajectories.values(), strict=True))
 
 
-def _logged(task: Task, rows: Sequence[Mapping[str, Any]], items: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Metrics of the task's eval_logger and eval_aggregator over all joint responses."""
-    if task.eval_logger is None or task.eval_aggregator is None:
+def _logged(
+    task: Task, trajectories: Sequence[Sequence[Row]], items: Sequence[Mapping[str, Any]], turns: int
+) -> dict[str, float]:
+    """Metrics of the task's eval_logger and eval_aggregator over all trajectories, as [agent][trajectory][turn]."""
+    logger, aggregator = task.eval_logger, task.eval_aggregator
+    if logger is None or aggregator is None or not trajectories:
         return {}
-    completions = [[[row["texts"][agent]] for row in rows] for agent in range(task.agents)]
+    completions = [[[row["texts"][agent] for row in own] for own in trajectories] for agent in range(task.agents)]
     prompts = [item.get("prompt") for item in items]
-    logged = task.eval_logger(agent_completions_turns=completions, batch_items=items, prompts=prompts)
-    return task.eval_aggregator(logged, num_turns=1)
+    return user_numbers(
+        task,
+        "eval_logger or eval_aggregator",
+        lambda: aggregator(
+            logger(agent_completions_turns=completions, batch_items=items, prompts=prompts), num_turns=turns
+        ),
+    )
 
 
-def _called_back(
-    task: Task, rows: Sequence[Mapping[str, Any]], items: Sequence[Mapping[str, Any]]
-) -> Mapping[str, Any]:
+def _called_back(task: Task, trajectories: Iterable[tuple[Mapping[str, Any], Sequence[Row]]]) -> dict[str, float]:
     """Means over items of what the task's metrics_callback returns for each item's responses."""
-    if task.metrics_callback is None:
-        return {}
     by_item: dict[str, list[Rollout]] = {}
-    for row, item in zip(rows, items, strict=True):
-        metadata = {"item": item, "turn": row["turn"], "sample": row["sample"], "reward": row["reward"]}
-        texts = enumerate(zip(task.format(item), row["texts"], strict=True))
-        rollouts = [Rollout(agent, prompt, text, metadata) for agent, (prompt, text) in texts]
-        by_item.setdefault(row["task_id"], []).extend(rollouts)
-    found = [task.metrics_callback(rollouts) for rollouts in by_item.values()]
-    names = dict.fromkeys(name for values in found for name in values)
-    return {name: np.mean([float(values[name]) for values in found if name in values]) for name in names}
+    for item, rows in trajectories:
+        for row in rows:
+            metadata = {"item": item, **{name: row[name] for name in ("turn", "node", "sample", "reward")}}
+            written = enumerate(zip(row["prompts"] or task.format(item), row["texts"], strict=True))
+            by_item.setdefault(row["task_id"], []).extend(
+                Rollout(agent, prompt, text, metadata) for agent, (prompt, text) in written
+            )
+    return callback_means(task, by_item.values())

@@ -1,19 +1,21 @@
 """Train the team: the loop that all algorithms share.
 
-An algorithm (chosen by name) says how many updates there are and computes the gradients of one; this module does the
-rest: schedule, clipping, AdamW, the log, checkpoints, and the policy at the end. All state beside weights and moments
-follows from the step, so a run that was killed goes on from its last checkpoint to the same bytes.
+An algorithm (chosen by name) says which weights train and computes the gradients of a step; this module does the rest:
+schedule, clipping, AdamW, the log, validation on the way, checkpoints, and the policy at the end. All state beside
+weights, moments and the log follows from the step, so a run that was killed goes on from its last checkpoint to the
+same bytes.
 """
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from comlrl_stages.artifacts import TRAINING_LOG, Work, checked_directory, table_of, write_table
-from comlrl_stages.checkpoints import load_checkpoint, save_checkpoint
+from comlrl_stages.checkpoints import checkpoint_folder, load_checkpoint, save_checkpoint
 from comlrl_stages.errors import UserError
 from comlrl_stages.learning.optimization import (
     adamw,
@@ -26,172 +28,330 @@ from comlrl_stages.learning.optimization import (
     weight_sample,
 )
 from comlrl_stages.registry import ALGORITHMS
-from comlrl_stages.teams.loading import save_model
+from comlrl_stages.teams.policies import save_policy
 from comlrl_stages.teams.team import Team, load_team
 
 JOINT = -1
+#: Numbers of a whole update stand at turn 0 of the training log, those of one turn at 1, 2, ...
+WHOLE = 0
+Numbers = dict[tuple[int, int], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Weights with an optimizer of their own: an agent, a critic, a value head."""
+
+    module: torch.nn.Module
+    learning_rate: float
+    agent: int = JOINT  # whose numbers its gradient norm is among
+
+    def trainable(self) -> list[torch.nn.Parameter]:
+        """The parameters that have gradients: all, or those of an adapter."""
+        return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
 
 
 @dataclass
 class StepNumbers:
-    """What one update reports.
+    """What one step reports.
 
     Attributes:
         env_steps: joint responses evaluated for it.
         tokens: completion tokens trained on.
-        values: by agent (-1: the team), the named numbers of the training log.
+        values: by turn (0: the whole step) and agent (-1: the team), the named numbers of the training log.
     """
 
     env_steps: int = 0
     tokens: int = 0
-    values: dict[int, dict[str, float]] = field(default_factory=dict)
+    values: Numbers = field(default_factory=dict)
+
+    def add(self, agent: int = JOINT, turn: int = WHOLE, **numbers: float) -> None:
+        """Record numbers of an agent and turn."""
+        self.values.setdefault((turn, agent), {}).update(numbers)
+
+
+class Update(Protocol):
+    """Applies the gradients that stand in the parts: clipping, AdamW; then they are gone."""
+
+    def __call__(self) -> None: ...
+
+
+class Validation(Protocol):
+    """Measures the team on the validation items while it trains."""
+
+    def is_due(self, before: int, after: int) -> bool:
+        """Whether to measure, where env_step went from `before` to `after`."""
+
+    def measure(self) -> dict[str, float]:
+        """Metrics by name."""
 
 
 class Algorithm(Protocol):
     """What the loop needs of an algorithm."""
 
     total_steps: int
+    parts: Mapping[str, Part]
+    validation: Validation | None
 
-    def backward(self, step: int) -> StepNumbers:
-        """Put the gradients of update `step` (0 is the first) into the agents' parameters."""
+    def train(self, step: int, update: Update) -> StepNumbers:
+        """Compute the gradients of step `step` (0 is the first), calling `update` after those of each minibatch."""
+
+    def save(self, policy: Path) -> None:
+        """Write into the policy's folder what is no agent, such as critics."""
 
     def close(self) -> None:
         """End what the algorithm started."""
 
 
+def agent_parts(settings: Any, team: Team) -> dict[str, Part]:
+    """The agents as parts; agents that share their weights are one."""
+    rates = settings.learning_rates(len(team.agents))
+    return {
+        f"agent_{group[0]}": Part(team.agents[group[0]].model, rates[group[0]], group[0]) for group in team.groups()
+    }
+
+
 def run(settings: Any, work: Work) -> None:
     """Write the folder `policy` and the table `training_log`."""
     folders = [checked_directory(folder) for folder in work.inputs["models"]]
-    team = load_team(folders, work.digest("models"), settings.team, settings.compute, trainable=True)
+    team = load_team(
+        folders,
+        work.digest("models"),
+        settings.team,
+        settings.compute,
+        trainable=True,
+        lora=settings.lora,
+        seed=settings.seed,
+    )
     work.resolved(compute_dtype=team.compute.dtype, device=team.compute.device, engine="own decode loop")
     algorithm = importlib.import_module(ALGORITHMS[settings.algorithm]).build(settings, work, team)
     try:
-        log = _train(settings, work, team, algorithm)
+        training = Training(settings, work, algorithm)
+        training.run()
+        save_policy(team, work.output("policy"))
+        algorithm.save(work.output("policy"))
     finally:
         algorithm.close()
-    _save(work, team, log)
+    table = table_of(training.log, TRAINING_LOG)
+    write_table(work.output("training_log"), table, TRAINING_LOG)
+    work.count("policy", **training.counts())
+    work.count("training_log", rows=table.num_rows)
 
 
-def _train(settings: Any, work: Work, team: Team, algorithm: Algorithm) -> list[dict[str, Any]]:
-    """All updates from the last checkpoint on; returns the rows of the training log."""
-    optimizers = [
-        adamw(
-            agent.model.named_parameters(),
-            learning_rate=settings.learning_rate,
-            weight_decay=settings.weight_decay,
-            betas=settings.adam_betas,
-        )
-        for agent in team.agents
-    ]
-    before = [weight_sample(agent.model.parameters()) for agent in team.agents]
-    checkpoints = work.partial / "checkpoints"
-    start, log = _restore(checkpoints, team, optimizers)
-    work.track(log)
-    interval = int(work.runtime.get("checkpoint_interval", 10))
-    advance = work.progress(algorithm.total_steps, "updates")
-    advance(start, kept=True)
-    for step in range(start, algorithm.total_steps):
-        numbers = algorithm.backward(step)
-        scale = lr_scale(step, algorithm.total_steps, settings.warmup_fraction, settings.decay)
-        for agent, optimizer in enumerate(optimizers):
-            norm = _update(
-                team.agents[agent].model, optimizer, settings.learning_rate * scale, settings.max_gradient_norm
+class Training:
+    """One run of an algorithm: where it stands, and what it has logged."""
+
+    def __init__(self, settings: Any, work: Work, algorithm: Algorithm) -> None:
+        self._settings, self._work, self._algorithm = settings, work, algorithm
+        self._optimizers = {name: _optimizer(part, settings) for name, part in algorithm.parts.items()}
+        self._before = {name: weight_sample(part.trainable()) for name, part in algorithm.parts.items()}
+        self._folder = checkpoint_folder(work)
+        self._norms: dict[str, list[float]] = {}
+        self._scale = 1.0
+        self.log: list[dict[str, Any]] = []
+        self._best: dict[str, Any] = {}
+        self._stopped = False
+
+    def run(self) -> None:
+        """All steps from the last checkpoint on; in the end the parts hold the weights that the policy gets."""
+        total, interval = self._algorithm.total_steps, int(self._work.runtime.get("checkpoint_interval", 10))
+        start = self._restore()
+        self._work.track(self.log)
+        advance = self._work.progress(total, "updates")
+        advance(start, kept=True)
+        if start == 0:
+            self._validate(step=0)
+        step = start
+        while step < total and not self._stopped:
+            numbers = self._step(step)
+            step += 1
+            before, rows = self._env_step(), self._rows(step, numbers)
+            self._log(rows)
+            if self._is_due(before):
+                self._validate(step)
+            if self._keeps(step, interval):
+                self._save_checkpoint(step)
+            advance(note=_note(numbers))
+        self._log(self._changed_shares())
+        self._take_best()
+
+    def counts(self) -> dict[str, int]:
+        """Steps, evaluated joint responses and tokens, for the manifest."""
+        last = self.log[-1] if self.log else {"step": 0, "env_step": 0, "tokens": 0}
+        best = {"best_step": self._best["step"]} if self._best else {}
+        return {"steps": last["step"], "env_steps": last["env_step"], "tokens": last["tokens"], **best}
+
+    # --- one step ---
+
+    def _step(self, step: int) -> StepNumbers:
+        settings = self._settings
+        horizon = getattr(settings, "schedule_steps", None) or self._algorithm.total_steps
+        self._scale = lr_scale(min(step, horizon - 1), horizon, settings.warmup_fraction, settings.decay)
+        self._norms = {name: [] for name in self._algorithm.parts}
+        numbers = self._algorithm.train(step, self._update)
+        for name, part in self._algorithm.parts.items():
+            norms = self._norms[name]
+            own = "" if name.startswith("agent_") else f"{name.rstrip('_0123456789')}_"
+            if norms:
+                numbers.add(part.agent, **{f"{own}gradient_norm": sum(norms) / len(norms)})
+        rates = [part.learning_rate for name, part in self._algorithm.parts.items() if name.startswith("agent_")]
+        numbers.add(learning_rate=max(rates) * self._scale)
+        return numbers
+
+    def _update(self) -> None:
+        """AdamW on every part that got gradients."""
+        for name, part in self._algorithm.parts.items():
+            trained = [parameter for parameter in part.module.parameters() if parameter.grad is not None]
+            if not trained:
+                continue
+            self._norms[name].append(clip_gradients(trained, self._settings.max_gradient_norm))
+            set_learning_rate(self._optimizers[name], part.learning_rate * self._scale)
+            self._optimizers[name].step()
+            self._optimizers[name].zero_grad(set_to_none=True)
+
+    # --- the log ---
+
+    def _env_step(self) -> int:
+        return self.log[-1]["env_step"] if self.log else 0
+
+    def _rows(self, step: int, numbers: StepNumbers) -> list[dict[str, Any]]:
+        """Rows of one step; env_step and tokens count up over the run."""
+        tokens = self.log[-1]["tokens"] if self.log else 0
+        common = {
+            "phase": self._settings.algorithm,
+            "round": self._settings.round,
+            "step": step,
+            "env_step": self._env_step() + numbers.env_steps,
+            "tokens": tokens + numbers.tokens,
+        }
+        return [
+            {**common, "turn": turn, "agent": agent, "name": name, "value": float(value)}
+            for (turn, agent), values in sorted(numbers.values.items())
+            for name, value in sorted(values.items())
+        ]
+
+    def _log(self, rows: list[dict[str, Any]]) -> None:
+        self._work.track(rows)
+        self.log += rows
+
+    def _changed_shares(self) -> list[dict[str, Any]]:
+        """Rows at the last step: the share of weights that training changed.
+
+        None is an error: a learning rate lost to rounding looks like success otherwise.
+        """
+        rows = []
+        for name, part in self._algorithm.parts.items():
+            if not name.startswith("agent_"):
+                continue
+            share = changed_share(self._before[name], weight_sample(part.trainable()))
+            if share == 0.0:
+                raise UserError(
+                    f"{name}: no weight changed in training. Every gradient was zero, or the learning rate "
+                    f"{part.learning_rate} is too small."
+                )
+            last = {**self.log[-1], "phase": self._settings.algorithm, "turn": WHOLE}
+            rows.append({**last, "agent": part.agent, "name": "changed_share", "value": share})
+        return rows
+
+    # --- validation ---
+
+    def _is_due(self, before: int) -> bool:
+        validation = self._algorithm.validation
+        return validation is not None and validation.is_due(before, self._env_step())
+
+    def _validate(self, step: int) -> None:
+        """Log the metrics of the validation items; keep the best weights, stop where nothing improves."""
+        if self._algorithm.validation is None:
+            return
+        metrics = self._algorithm.validation.measure()
+        last = self.log[-1] if self.log else {"env_step": 0, "tokens": 0}
+        common = {
+            "phase": "validation",
+            "round": self._settings.round,
+            "step": step,
+            "env_step": last["env_step"],
+            "tokens": last["tokens"],
+            "turn": WHOLE,
+            "agent": JOINT,
+        }
+        self._log([{**common, "name": name, "value": value} for name, value in sorted(metrics.items())])
+        if self._settings.keep_best is not None:
+            self._compare(step, metrics)
+
+    def _compare(self, step: int, metrics: Mapping[str, float]) -> None:
+        name = self._settings.keep_best
+        if name not in metrics:
+            raise UserError(
+                f"keep_best: there is no metric {name!r}; the validation measures {', '.join(sorted(metrics))}"
             )
-            numbers.values.setdefault(agent, {})["gradient_norm"] = norm
-        numbers.values.setdefault(JOINT, {})["learning_rate"] = settings.learning_rate * scale
-        rows = _log_rows(settings, step, numbers, log)
-        work.track(rows)
-        log += rows
-        if (step + 1) % interval == 0 and step + 1 < algorithm.total_steps:
-            save_checkpoint(checkpoints, step + 1, _tensors(team, optimizers), {"log": log})
-        advance(note=_note(numbers))
-    shares = _changed_shares(settings, team, before, log[-1])
-    work.track(shares)
-    return log + shares
+        if not self._best or metrics[name] > self._best["value"]:
+            self._best = {"step": step, "value": metrics[name], "since": 0}
+            save_checkpoint(self._folder / "best", step, self._weights(), {})
+            return
+        self._best["since"] += 1
+        patience = self._settings.patience
+        self._stopped = patience is not None and self._best["since"] >= patience
+
+    def _take_best(self) -> None:
+        """Put the best weights into the parts, where the run keeps them."""
+        if not self._best:
+            return
+        _, tensors, _ = load_checkpoint(self._folder / "best")
+        for name, part in self._algorithm.parts.items():
+            own = dict(part.module.named_parameters())
+            with torch.no_grad():
+                for key, tensor in _of_part(name, tensors).items():
+                    own[key].copy_(tensor)
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        return {
+            f"{name}|{key}": parameter.detach()
+            for name, part in self._algorithm.parts.items()
+            for key, parameter in part.module.named_parameters()
+            if parameter.requires_grad
+        }
+
+    # --- checkpoints ---
+
+    def _keeps(self, step: int, interval: int) -> bool:
+        if step == self._algorithm.total_steps or self._stopped:
+            return bool(self._work.runtime.get("keep_checkpoints", False))
+        return step % interval == 0
+
+    def _save_checkpoint(self, step: int) -> None:
+        tensors = {
+            f"{name}|{key}": tensor
+            for name, part in self._algorithm.parts.items()
+            for key, tensor in training_state(part.module.named_parameters(), self._optimizers[name]).items()
+        }
+        save_checkpoint(self._folder, step, tensors, {"log": self.log, "best": self._best, "stopped": self._stopped})
+
+    def _restore(self) -> int:
+        found = load_checkpoint(self._folder, self._algorithm.total_steps)
+        if found is None:
+            return 0
+        step, tensors, state = found
+        for name, part in self._algorithm.parts.items():
+            own = _of_part(name, tensors)
+            restore_training_state(part.module.named_parameters(), self._optimizers[name], own)
+        self.log, self._best, self._stopped = state["log"], state["best"], state["stopped"]
+        return step
 
 
-def _update(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, learning_rate: float, limit: float | None
-) -> float:
-    norm = clip_gradients(model.parameters(), limit)
-    set_learning_rate(optimizer, learning_rate)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return norm
+def _optimizer(part: Part, settings: Any) -> torch.optim.AdamW:
+    return adamw(
+        part.module.named_parameters(),
+        learning_rate=part.learning_rate,
+        weight_decay=settings.weight_decay,
+        betas=settings.adam_betas,
+    )
 
 
-def _tensors(team: Team, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, torch.Tensor]:
-    return {
-        f"agent_{agent}|{name}": tensor
-        for agent, optimizer in enumerate(optimizers)
-        for name, tensor in training_state(team.agents[agent].model.named_parameters(), optimizer).items()
-    }
-
-
-def _restore(
-    checkpoints: Any, team: Team, optimizers: Sequence[torch.optim.Optimizer]
-) -> tuple[int, list[dict[str, Any]]]:
-    found = load_checkpoint(checkpoints)
-    if found is None:
-        return 0, []
-    step, tensors, state = found
-    for agent, optimizer in enumerate(optimizers):
-        prefix = f"agent_{agent}|"
-        own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        restore_training_state(team.agents[agent].model.named_parameters(), optimizer, own)
-    return step, state["log"]
-
-
-def _log_rows(settings: Any, step: int, numbers: StepNumbers, log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of one update; env_step and tokens count up over the run."""
-    env_step = (log[-1]["env_step"] if log else 0) + numbers.env_steps
-    tokens = (log[-1]["tokens"] if log else 0) + numbers.tokens
-    common = {
-        "phase": settings.algorithm,
-        "round": settings.round,
-        "step": step + 1,
-        "env_step": env_step,
-        "tokens": tokens,
-        "turn": 0,
-    }
-    return [
-        {**common, "agent": agent, "name": name, "value": float(value)}
-        for agent, values in sorted(numbers.values.items())
-        for name, value in sorted(values.items())
-    ]
+def _of_part(name: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    prefix = f"{name}|"
+    return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
 
 def _note(numbers: StepNumbers) -> str:
-    joint = numbers.values.get(JOINT, {})
+    joint = numbers.values.get((WHOLE, JOINT), {})
     shown = [name for name in ("reward_mean", "loss", "accuracy", "kl") if name in joint]
     return " ".join(f"{name} {joint[name]:.4g}" for name in shown)
-
-
-def _changed_shares(
-    settings: Any, team: Team, before: Sequence[torch.Tensor], last: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """Rows of the training log, at its last step: the share of weights that training changed.
-
-    None is an error: a learning rate lost to rounding looks like success otherwise.
-    """
-    rows = []
-    for agent, sample in enumerate(before):
-        share = changed_share(sample, weight_sample(team.agents[agent].model.parameters()))
-        if share == 0.0:
-            raise UserError(
-                f"agent_{agent}: no weight changed in training. Every gradient was zero, or the learning rate "
-                f"{settings.learning_rate} is too small."
-            )
-        rows.append({**last, "agent": agent, "name": "changed_share", "value": share})
-    return rows
-
-
-def _save(work: Work, team: Team, log: Sequence[Mapping[str, Any]]) -> None:
-    policy = work.output("policy")
-    for agent, loaded in enumerate(team.agents):
-        save_model(loaded, policy / f"agent_{agent}")
-    table = table_of(log, TRAINING_LOG)
-    write_table(work.output("training_log"), table, TRAINING_LOG)
-    last = log[-1] if log else {"step": 0, "env_step": 0, "tokens": 0}
-    work.count("policy", steps=last["step"], env_steps=last["env_step"], tokens=last["tokens"])
-    work.count("training_log", rows=table.num_rows)

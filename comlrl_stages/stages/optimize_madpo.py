@@ -6,6 +6,7 @@ learning/madpo.py; here pairs become tensors, in micro-batches that fit the toke
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,11 +23,12 @@ from comlrl_stages.artifacts import (
 from comlrl_stages.errors import UserError
 from comlrl_stages.learning import madpo
 from comlrl_stages.preferences.joint_responses import SIDES, JointResponses
-from comlrl_stages.seeding import stream
+from comlrl_stages.seeding import stream, torch_seed
 from comlrl_stages.settings import MadpoSettings
-from comlrl_stages.stages.optimize import JOINT, StepNumbers
+from comlrl_stages.stages.optimize import JOINT, StepNumbers, Update, agent_parts
 from comlrl_stages.teams.batching import plan_batches
 from comlrl_stages.teams.log_probs import completion_log_probs
+from comlrl_stages.teams.lora import adapter_dropout
 from comlrl_stages.teams.team import Team
 
 # Nats per token by which float32 log-probs of one response differ between batches: a smaller margin is a tie.
@@ -67,25 +69,32 @@ def build(settings: MadpoSettings, work: Work, team: Team) -> "MadpoUpdates":
 class MadpoUpdates:
     """The updates of one MADPO run: `epochs` passes over the pairs, each in its own seeded order."""
 
+    validation = None
+
     def __init__(self, settings: MadpoSettings, team: Team, pairs: Sequence[TrainingPair]) -> None:
         self._settings = settings
         self._team = team
         self._pairs = pairs
         self._per_epoch = -(-len(pairs) // settings.batch_size)
         self.total_steps = settings.epochs * self._per_epoch
+        self.parts = agent_parts(settings, team)
 
     def close(self) -> None:
         """Nothing was started."""
 
-    def backward(self, step: int) -> StepNumbers:
-        """Gradients of the mean loss over one minibatch of pairs."""
+    def save(self, policy: Path) -> None:
+        """Nothing but agents was trained."""
+
+    def train(self, step: int, update: Update) -> StepNumbers:
+        """One update by the mean loss over a minibatch of pairs."""
         batch = self._minibatch(step)
+        generators = self._dropout(step)
         seen: list[tuple[torch.Tensor, ...]] = []
         numbers = StepNumbers()
         loss = 0.0
         for indices in plan_batches([2 * pair.longest for pair in batch], self._settings.compute.training_tokens):
             chosen = [batch[i] for i in indices]
-            sums, tokens, entropies = self._log_probs(chosen)
+            sums, tokens, entropies = self._log_probs(chosen, generators)
             margins = self._margins(chosen, sums, tokens)
             losses = madpo.losses(
                 margins,
@@ -98,8 +107,10 @@ class MadpoUpdates:
             loss += losses[0].detach().sum().item() / len(batch)
             numbers.tokens += int(tokens.sum())
             seen.append((margins.detach(), sums.detach(), tokens, entropies, self._reference_sums(chosen)))
-        numbers.values = self._diagnostics(seen)
-        numbers.values[JOINT]["loss"] = loss
+        update()
+        for agent, values in self._diagnostics(seen).items():
+            numbers.add(agent, **values)
+        numbers.add(loss=loss)
         return numbers
 
     def _minibatch(self, step: int) -> list[TrainingPair]:
@@ -109,12 +120,21 @@ class MadpoUpdates:
         order = generator.permutation(len(self._pairs))
         return [self._pairs[i] for i in order[position * settings.batch_size :][: settings.batch_size]]
 
-    def _log_probs(self, pairs: Sequence[TrainingPair]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _dropout(self, step: int) -> list[torch.Generator]:
+        """The stream of each agent's adapter dropout in this step."""
+        settings = self._settings
+        names = ("dropout", settings.method, settings.round, step)
+        seeds = [torch_seed(settings.seed, *names, agent) for agent in range(len(self._team.agents))]
+        return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    def _log_probs(
+        self, pairs: Sequence[TrainingPair], generators: Sequence[torch.Generator]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Summed log-probs with gradient, token counts and summed entropies, each (agents, sides, pairs)."""
         sums, tokens, entropies = [], [], []
         for agent, loaded in enumerate(self._team.agents):
             completions = [pair.sides[side][agent] for side in SIDES for pair in pairs]
-            with self._team.compute.autocast():
+            with self._team.compute.autocast(), adapter_dropout(loaded.model, generators[agent]):
                 scores = completion_log_probs(
                     loaded.model,
                     loaded.facts,

@@ -1,14 +1,19 @@
 """Sample a team's joint responses for evaluation: on the eval items, and on training items where asked.
 
-Reads the items, the base models and, for a trained team, its policy. The completions of a trained team also carry the
+Reads the items, the base models and, for a trained team, its policy. With several turns every joint response is
+continued by one per turn, with the prompts of the task's transition. The completions of a trained team also carry the
 log-probabilities of the base team, so that its distance from where it started can be measured.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as pa
+
 from comlrl_stages.artifacts import Work, checked_directory, digest_of_part, read_table
-from comlrl_stages.rollouts.shards import sample_in_shards
-from comlrl_stages.rollouts.single_turn import Context, Draw, joint_draws, prompt_items
+from comlrl_stages.rollouts.shards import sample_in_shards, write_completions
+from comlrl_stages.rollouts.single_turn import Context, prompt_items
+from comlrl_stages.rollouts.trajectories import Trajectory
 from comlrl_stages.settings import EvaluationSampleSettings
 from comlrl_stages.tasks.protocol import Task, TaskSource, load_task
 from comlrl_stages.teams.team import Team, load_team
@@ -24,8 +29,18 @@ def run(settings: EvaluationSampleSettings, work: Work) -> None:
     policy = _policy(work, task.agents) if "policy" in work.inputs else None
     team = load_team(*(policy or base), settings.team, settings.compute)
     reference = load_team(*base, settings.team, settings.compute) if policy and settings.kl else None
-    draws, dropped = _draws(settings, work, team, task)
-    sample_in_shards(settings, work, team, draws, dropped=dropped, reference=reference)
+    trajectories, dropped = _trajectories(settings, work, team, task)
+    tables: list[pa.Table] = []
+    for turn in range(settings.episode.turns):
+        if turn:
+            before = len(trajectories)
+            trajectories = _continued(settings, team, task, trajectories, tables[-1])
+            if len(trajectories) < before:
+                dropped[f"turn_{turn + 1}_prompt_too_long"] = before - len(trajectories)
+        if trajectories:
+            draws = [draw for one in trajectories for draw in one.draws()]
+            tables.append(sample_in_shards(settings, work, team, draws, reference=reference))
+    write_completions(work, tables, dropped)
 
 
 def _policy(work: Work, agents: int) -> tuple[list[Path], list[str]]:
@@ -34,9 +49,13 @@ def _policy(work: Work, agents: int) -> tuple[list[Path], list[str]]:
     return [folder / name for name in names], [digest_of_part(folder, name) for name in names]
 
 
-def _draws(settings: EvaluationSampleSettings, work: Work, team: Team, task: Task) -> tuple[list[Draw], dict[str, int]]:
-    draws: list[Draw] = []
+def _trajectories(
+    settings: EvaluationSampleSettings, work: Work, team: Team, task: Task
+) -> tuple[list[Trajectory], dict[str, int]]:
+    """All trajectories before their first turn, and how many items were dropped, by split and reason."""
+    begun: list[Trajectory] = []
     dropped: dict[str, int] = {}
+    sampled, greedy = (Context(source, settings.round) for source in (SAMPLED, GREEDY))
     for split, samples in (("eval", settings.samples_per_task), ("train", settings.train_samples_per_task)):
         if not samples:
             continue
@@ -44,7 +63,18 @@ def _draws(settings: EvaluationSampleSettings, work: Work, team: Team, task: Tas
         sampling = settings.sampling
         prompted, out = prompt_items(team, task, items, sampling.max_new_tokens, sampling.overflow)
         dropped |= {f"{split}_{reason}": count for reason, count in out.items()}
-        draws += joint_draws(Context(SAMPLED, settings.round), prompted, samples, task.agents)
+        begun += [Trajectory(sampled, one, sample) for one in prompted for sample in range(samples)]
         if settings.greedy:
-            draws += joint_draws(Context(GREEDY, settings.round), prompted, 1, task.agents, greedy=True)
-    return draws, dropped
+            begun += [Trajectory(greedy, one, 0, greedy=True) for one in prompted]
+    return begun, dropped
+
+
+def _continued(
+    settings: EvaluationSampleSettings, team: Team, task: Task, trajectories: Sequence[Trajectory], last: pa.Table
+) -> list[Trajectory]:
+    """The trajectories at their next turn, without those whose prompts leave no room for it."""
+    texts = iter(last["text"].to_pylist())
+    found = [
+        one.after(team, task, [next(texts) for _ in range(task.agents)], settings.sampling) for one in trajectories
+    ]
+    return [one for one in found if one is not None]

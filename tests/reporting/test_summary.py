@@ -95,13 +95,15 @@ def test_a_failed_reward_is_left_out_and_counted():
     assert any("4 of 8 evaluated joint responses have no reward (4 timeout)" in line for line in warned)
 
 
-def test_the_score_of_a_dialogue_is_its_return_counted_once():
-    later = [row("base", seed, item, s, 0.9, turn=1, node="0") for seed in (0, 1) for item in "xy" for s in (0, 1)]
-    rows = pd.concat([evaluation(base=0.4).assign(expected_return=2.0), pd.DataFrame(later)], ignore_index=True)
+def test_the_score_of_an_episode_is_the_reward_of_the_last_turn_that_it_played():
+    later = [row("base", seed, item, 1, 0.89, turn=1, node="1") for seed in (0, 1) for item in "xy"]
+    rows = pd.concat([evaluation(base=0.4), pd.DataFrame(later)], ignore_index=True)
+    rows.loc[(rows["turn"] == 0) & (rows["sample"] == 1), "expected_return"] = 1.3
     design = summary.design_of(rows, SimpleNamespace(**{**vars(SETTINGS), "methods": ["base"]}))
     assert (design.turns, design.samples) == (2, 2)
-    assert summary.results(rows, design)[0].mean.value == 2.0
-    assert "mean eval return 2.00" in findings.headline(summary.results(rows, design), design)[0]
+    assert summary.results(rows, design)[0].mean.value == pytest.approx((0.51 + 0.89) / 2)
+    headline = findings.headline(summary.results(rows, design), design)[0]
+    assert "mean eval reward of the last turn 0.70" in headline
 
 
 def test_rounds_are_laid_end_to_end():

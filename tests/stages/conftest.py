@@ -13,10 +13,11 @@ import torch
 
 from comlrl_stages.artifacts import open_work, read_manifest, read_table, write_table
 from comlrl_stages.settings import (
+    ActorCriticSettings,
     EvaluateSettings,
     EvaluationSampleSettings,
+    GroupSettings,
     MadpoSettings,
-    MarlhfSettings,
     PairSettings,
     ReferSettings,
     ReplaySettings,
@@ -58,12 +59,16 @@ def run_stage(
     outputs: Mapping[str, Path],
     runtime: Mapping[str, Any] | None = None,
     stop_after: int | None = None,
+    stop_in: str | None = None,
 ) -> None:
-    """Run a stage as the command line does; `stop_after` interrupts it when so much of its progress is made."""
+    """Run a stage as the command line does.
+
+    `stop_after` interrupts it when so much of its progress is made, or of the progress that has the label `stop_in`.
+    """
     module = importlib.import_module(f"comlrl_stages.stages.{stage}")
     with open_work(stage, flatten(stage, settings), inputs, outputs, runtime or {}) as work:
         if stop_after is not None:
-            work.progress = lambda total, label: Interrupt(stop_after)
+            work.progress = lambda total, label: Interrupt(stop_after if stop_in in (None, label) else total + 1)
         module.run(settings, work)
 
 
@@ -233,24 +238,40 @@ class Pipeline:
         inputs = {**self.madpo_inputs(), **(inputs or {})}
         return optimize(folder, settings, inputs, checkpoint_interval, stop_after)
 
-    def marlhf_inputs(self) -> dict[str, Any]:
-        return {"models": self.models, "items": self.train, "reward_model": self.reward_model}
+    def task_inputs(self) -> dict[str, Any]:
+        """What a method on the task's reward reads."""
+        return {"models": self.models, "items": self.train}
 
-    def marlhf(
+    def marlhf_inputs(self) -> dict[str, Any]:
+        return {**self.task_inputs(), "reward_model": self.reward_model}
+
+    def marlhf(self, folder: Path, *, inputs: Mapping[str, Any] | None = None, **given: Any) -> dict[str, Path]:
+        return self.reinforce(folder, inputs={**self.marlhf_inputs(), **(inputs or {})}, **given)
+
+    def reinforce(
         self,
         folder: Path,
         *,
+        algorithm: str = "magrpo",
         inputs: Mapping[str, Any] | None = None,
+        runtime: Mapping[str, Any] | None = None,
         checkpoint_interval: int = 2,
         stop_after: int | None = None,
         **changes: Any,
     ) -> dict[str, Path]:
-        settings = marlhf_settings(**changes)
-        inputs = {**self.marlhf_inputs(), **(inputs or {})}
-        return optimize(folder, settings, inputs, checkpoint_interval, stop_after)
+        """Train by a group or actor-critic method, on the task's reward unless a reward model is among the inputs."""
+        settings = reinforcement_settings(algorithm, **changes)
+        inputs = {**self.task_inputs(), **(inputs or {})}
+        return optimize(folder, settings, inputs, checkpoint_interval, stop_after, runtime)
 
     def sample_evaluation(
-        self, folder: Path, *, policy: Path | None = None, inputs: Mapping[str, Any] | None = None, **changes: Any
+        self,
+        folder: Path,
+        *,
+        policy: Path | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        stop_in: str | None = None,
+        **changes: Any,
     ) -> Path:
         settings = EvaluationSampleSettings(
             **{
@@ -264,7 +285,8 @@ class Pipeline:
         items = {"eval": self.eval, "train": self.train}
         inputs = {"models": self.models, **items, "policy": policy, **(inputs or {})}
         path = folder / "completions.parquet"
-        run_stage("sample_evaluation", settings, inputs, {"completions": path})
+        outputs = {"completions": path}
+        run_stage("sample_evaluation", settings, inputs, outputs, stop_after=stop_in and 1, stop_in=stop_in)
         return path
 
     def evaluate(self, folder: Path, completions: Path, **changes: Any) -> dict[str, Path]:
@@ -281,18 +303,24 @@ def madpo_settings(**changes: Any) -> MadpoSettings:
     return MadpoSettings(**{**values, "compute": compute, **changes})
 
 
-def marlhf_settings(**changes: Any) -> MarlhfSettings:
+def reinforcement_settings(algorithm: str = "magrpo", **changes: Any) -> GroupSettings | ActorCriticSettings:
     values = {"generations": 3, "items_per_step": 2, "epochs": 1, "learning_rate": 1e-3, "decay": "constant"}
     compute = {**ARITHMETIC, "training_tokens": 512, "sampling_tokens": 512, **changes.pop("compute", {})}
-    common = {"task": TASK, "sampling": SAMPLING, "warmup_fraction": 0.0}
-    return MarlhfSettings(**{**values, **common, "compute": compute, **changes})
+    common = {"task": TASK, "sampling": SAMPLING, "warmup_fraction": 0.0, "algorithm": algorithm, "method": algorithm}
+    kind = ActorCriticSettings if algorithm in ("iac", "maac") else GroupSettings
+    return kind(**{**values, **common, "compute": compute, **changes})
 
 
 def optimize(
-    folder: Path, settings: Any, inputs: Mapping[str, Any], checkpoint_interval: int, stop_after: int | None
+    folder: Path,
+    settings: Any,
+    inputs: Mapping[str, Any],
+    checkpoint_interval: int,
+    stop_after: int | None,
+    runtime: Mapping[str, Any] | None = None,
 ) -> dict[str, Path]:
     outputs = {"policy": folder / "policy", "training_log": folder / "training_log.parquet"}
-    runtime = {"checkpoint_interval": checkpoint_interval}
+    runtime = {"checkpoint_interval": checkpoint_interval, **(runtime or {})}
     run_stage("optimize", settings, inputs, outputs, runtime, stop_after)
     return outputs
 

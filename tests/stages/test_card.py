@@ -62,7 +62,7 @@ def test_the_card_names_task_models_method_and_settings(made):
 def test_the_card_has_the_scores_of_team_and_base_with_their_intervals(made):
     text = (made / "card.md").read_text()
     assert "| my-madpo | 0.718 | 0.600 to 0.800 |\n| base (untrained) | 0.250 | n/a to 0.800 |\n" in text
-    assert "4 items, 64 sampled joint responses" in text
+    assert "on the eval items\n(4 items, 64 sampled joint responses" in text
     assert "Distance from the base team: 0.123 nats per token." in text
 
 
@@ -96,6 +96,13 @@ def test_a_card_that_is_written_again_changes_no_weights_and_no_digest(made):
     assert (artifact_digest(export), files_of(export)) == before
     assert len(weights) == 2
     assert all((path.stat().st_mtime_ns, path.stat().st_ino) == found for path, found in weights.items())
+
+
+def test_with_several_turns_the_card_has_the_reward_of_the_last(made):
+    later = {"eval/turn_2/reward_mean": 0.9, "eval/reward_mean": 0.85, "eval/reward_low": 0.7, "eval/reward_high": 0.95}
+    write_card(made / "export", metrics=METRICS | later, base=None)
+    text = (made / "card.md").read_text()
+    assert "at the last of up to 2 turns" in text and "| my-madpo | 0.850 | 0.700 to 0.950 |" in text
 
 
 def test_a_card_without_base_description_or_kl_leaves_them_out(made):

@@ -228,9 +228,118 @@ def test_an_error_in_the_tasks_own_metrics_shows_the_users_line(evaluated, tmp_p
     with pytest.raises(UserError) as error:
         evaluated(two_items(), code)
     told = str(error.value)
-    assert "eval_logger, eval_aggregator or metrics_callback failed" in told and "return [][1 + 1]" in told
+    assert "eval_logger or eval_aggregator failed" in told and "return [][1 + 1]" in told
     assert f"{tmp_path / 'task.py'}" in told and "IndexError" in told
     assert "comlrl_stages/stages" not in told
+
+
+# --- several turns ---
+
+
+def two_turns():
+    """Rewards 1, then 4; 3, then 0; and 2 of an episode whose next prompts left no room."""
+    return [
+        *joint("eval0", 0, ("1", "ab")),
+        *joint("eval0", 1, ("3", "abc")),
+        *joint("eval1", 0, ("2", "")),
+        *joint("eval0", 0, ("4", "ab"), turn=1, node="0"),
+        *joint("eval0", 1, ("0", "abcd"), turn=1, node="1", finish_reason="length"),
+    ]
+
+
+def test_each_turn_has_its_reward_and_a_return_that_discounts_the_next(evaluated):
+    rows, metrics, _ = evaluated(two_turns(), episode={"turns": 2, "discount": 0.5})
+    assert [(r["turn"], r["node"], r["sample"], r["reward"], r["expected_return"]) for r in rows] == [
+        (0, "", 0, 1.0, 3.0),
+        (0, "", 1, 3.0, 3.0),
+        (0, "", 0, 2.0, 2.0),
+        (1, "0", 0, 4.0, 4.0),
+        (1, "1", 1, 0.0, 0.0),
+    ]
+    by_turn = {
+        name: [metrics[f"eval/turn_{turn}/{name}"] for turn in (1, 2)] for name in ("reward_mean", "expected_return")
+    }
+    assert by_turn == {"reward_mean": [2.0, 2.0], "expected_return": [2.5, 2.0]}
+    assert all(0.0 <= metrics[f"eval/turn_2/reward_{end}"] <= 4.0 for end in ("low", "high"))
+
+
+def test_the_headline_is_the_reward_of_the_last_turn_that_was_played(evaluated):
+    _, metrics, _ = evaluated(two_turns(), episode={"turns": 2, "discount": 0.5})
+    assert (metrics["eval/reward_mean"], metrics["eval/return_mean"]) == (2.0, 2.5)  # items: (4 + 0) / 2 and 2
+    assert metrics["eval/reward_low"] <= 2.0 <= metrics["eval/reward_high"]
+    assert (metrics["eval/items"], metrics["eval/joint_responses"]) == (2, 5)
+
+
+def test_lengths_cuts_and_distance_are_told_by_turn_and_over_all(evaluated):
+    completions = two_turns()
+    for row in completions:
+        row["reference_log_probs"] = [-1.0 - 0.5 * (row["turn"] + 1)] * len(row["log_probs"])
+    _, metrics, _ = evaluated(completions, episode={"turns": 2})
+    named = ("joint_responses", "truncated_share", "agent_1/tokens_mean", "kl_per_token", "agent_0/kl_per_token")
+    assert [metrics[f"eval/turn_1/{name}"] for name in named] == pytest.approx([3, 0.0, 5 / 3, 0.5, 0.5])
+    assert [metrics[f"eval/turn_2/{name}"] for name in named] == pytest.approx([2, 0.5, 3.0, 1.0, 1.0])
+    tokens = {1: 8, 2: 8}
+    kl = (0.5 * tokens[1] + 1.0 * tokens[2]) / sum(tokens.values())
+    assert [metrics[f"eval/{name}"] for name in named[:4]] == pytest.approx([5, 0.2, 11 / 5, kl])
+
+
+@pytest.mark.parametrize(("threshold", "left"), [(None, 5), (3.0, 5), (2.9, 4), (0.0, 3)])
+def test_turns_after_a_reward_above_the_threshold_are_left_out_and_counted(evaluated, threshold, left):
+    rows, metrics, counts = evaluated(two_turns(), episode={"turns": 2, "termination_threshold": threshold})
+    assert len(rows) == left == metrics["eval/joint_responses"]
+    assert counts["dropped"] == ({"after_termination": 5 - left} if left < 5 else {})
+    if threshold == 2.9:
+        assert [(r["sample"], r["expected_return"]) for r in rows] == [(0, 5.0), (1, 3.0), (0, 2.0), (0, 4.0)]
+        assert metrics["eval/reward_mean"] == 2.75  # items: (4 + 3) / 2 and 2
+    if threshold == 0.0:
+        assert "eval/turn_2/reward_mean" not in metrics and metrics["eval/reward_mean"] == 2.0
+
+
+def test_a_turn_that_failed_leaves_its_episode_without_a_return_but_not_the_others(evaluated):
+    completions = two_turns()
+    completions[6]["text"] = "nan"
+    rows, metrics, counts = evaluated(completions, episode={"turns": 2})
+    assert [math.isnan(row["expected_return"]) for row in rows] == [True, False, False, True, False]
+    assert metrics["eval/turn_1/reward_mean"] == 2.0 and metrics["eval/turn_2/reward_mean"] == 0.0
+    assert metrics["eval/return_mean"] == 2.5 and counts["dropped"] == {"nan": 1}
+
+
+def test_one_turn_has_no_names_of_several(evaluated):
+    _, metrics, _ = evaluated(two_items())
+    assert {name.removeprefix("eval/") for name in metrics} == {
+        *(f"turn_1/{name}" for name in ("reward_mean", "reward_low", "reward_high", "expected_return")),
+        *("items", "joint_responses", "truncated_share", "agent_0/tokens_mean", "agent_1/tokens_mean"),
+    }
+
+
+DIALOGUES = (
+    NUMBERS
+    + """
+def eval_logger(*, agent_completions_turns, batch_items, prompts):
+    return [
+        {f"turn_{turn}/second": len(text) for turn, text in enumerate(texts, start=1)} | {"secret": item["secret"]}
+        for texts, item in zip(agent_completions_turns[1], batch_items, strict=True)
+    ]
+
+def eval_aggregator(rows, *, num_turns):
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: sum(row.get(name, 0) for row in rows) for name in names} | {"rows": len(rows), "turns": num_turns}
+
+def metrics_callback(rollouts):
+    later = [one for one in rollouts if one.metadata["turn"] == 1]
+    return {"later": len(later), "read": all(one.prompt == f"again {one.agent_idx}" for one in later)}
+"""
+)
+
+
+def test_the_tasks_own_metrics_read_whole_episodes(evaluated):
+    completions = two_turns()
+    for row in completions:
+        row["prompt"] = f"{'again' if row['turn'] else 'first'} {row['agent']}"
+    _, metrics, _ = evaluated(completions, DIALOGUES, episode={"turns": 2})
+    own = {name: metrics[f"eval/{name}"] for name in ("turn_1/second", "turn_2/second", "secret", "rows", "turns")}
+    assert own == {"turn_1/second": 5.0, "turn_2/second": 6.0, "secret": 1.0, "rows": 3.0, "turns": 2.0}
+    assert (metrics["eval/later"], metrics["eval/read"]) == (2.0, 1.0)  # four of eval0, none of eval1
 
 
 def test_completions_of_an_unknown_item_are_refused(evaluated):

@@ -53,7 +53,7 @@ class _Unpublished(Exception):
 def gradients(pipeline, folder, settings, **given):
     """Gradients of the first update by agent and parameter name, and its numbers."""
     with updates(pipeline, folder, settings, **given) as (team, algorithm):
-        numbers = algorithm.backward(0)
+        numbers = algorithm.train(0, lambda: None)
         found = [{n: p.grad for n, p in agent.model.named_parameters() if p.grad is not None} for agent in team.agents]
     return found, numbers
 
@@ -135,7 +135,7 @@ def test_the_gradient_of_an_update_is_that_of_the_formula(mixed, tmp_path, optio
         inputs["reference_log_probs"] = mixed.refer(tmp_path / "refer", temperature=settings.temperature)
     found, numbers = gradients(mixed, tmp_path, settings, inputs=inputs, noise=0.02)
     expected, loss = naive_gradients(mixed, settings, noise=0.02)
-    assert numbers.values[JOINT]["loss"] == pytest.approx(loss, rel=1e-4)
+    assert numbers.values[0, JOINT]["loss"] == pytest.approx(loss, rel=1e-4)
     assert_same_gradients(found, expected)
 
 
@@ -243,7 +243,7 @@ def test_fewer_pairs_than_a_minibatch_are_one_update(mixed, tmp_path):
 
 def test_epochs_have_orders_of_their_own(mixed, tmp_path):
     with updates(mixed, tmp_path, madpo_settings(batch_size=4, epochs=2)) as (_, algorithm):
-        tokens = [algorithm.backward(step).tokens for step in range(algorithm.total_steps)]
+        tokens = [algorithm.train(step, lambda: None).tokens for step in range(algorithm.total_steps)]
     half = len(tokens) // 2
     assert sum(tokens[:half]) == sum(tokens[half:]) and tokens[:half] != tokens[half:]
 

@@ -116,6 +116,93 @@ def test_an_experiment_of_the_base_team_alone_makes_no_preferences(shared: dict[
     assert rules == {"split", "sample_evaluation", "evaluate", "report"}
 
 
+# --- what a method reads ------------------------------------------------------------------------------------------
+
+
+def plan_of(workflow: Workflow, values: dict, name: str, *arguments: str) -> str:
+    """The dry run of a small experiment with other values, its commands included."""
+    workflow.write_experiment({**EXPERIMENT, **values}, name)
+    return workflow.run("-n", "-p", *arguments, "--config", f"experiments={name}")
+
+
+def command(plan: str, stage: str, method: str) -> str:
+    """The command of a method's stage."""
+    (found,) = {line for line in plan.splitlines() if f"exec comlrl-stages {stage} " in line and f"/{method}/" in line}
+    return found
+
+
+def test_a_method_on_the_task_reward_fits_no_reward_model(project: Workflow) -> None:
+    jobs = plan_of(project, {"methods": ["base", "magrpo", "iac"]}, "task_reward")
+    assert "rule optimize" in jobs and not re.findall(r"^rule (sample|score|pair|reward):", jobs, re.MULTILINE)
+    assert "--reward-model" not in command(jobs, "optimize", "magrpo")
+
+
+def test_every_backend_shares_one_reward_model(project: Workflow) -> None:
+    methods = {name: {"algorithm": "marlhf", "backend": name} for name in ("magrpo", "mareinforce", "iac", "maac")}
+    plan = plan_of(project, {"methods": methods}, "backends")
+    assert len(re.findall(r"^rule reward:", plan, re.MULTILINE)) == 1
+    for name in methods:
+        assert "--reward-model=results/backends/seed0/reward_models/default" in command(plan, "optimize", name)
+        assert f'optimize.algorithm="{name}"' in command(plan, "optimize", name)
+
+
+def test_critics_start_from_the_models_that_are_named(project: Workflow) -> None:
+    project.write("config/models/judge.yaml", yaml.safe_dump({"builtin": "tiny", "pretraining_steps": 5}))
+    methods = {
+        "iac": {},
+        "maac": {"critic_model": "judge"},
+        "shared": {"algorithm": "iac", "critic": "shared"},
+        "magrpo": {},
+    }
+    plan = plan_of(project, {"methods": methods}, "critics")
+    found = {name: re.findall(r"--critic-model=(\S+?)'? ", command(plan, "optimize", name)) for name in methods}
+    tiny, judge = "results/models/tiny", "results/models/judge"
+    assert found == {"iac": [tiny, tiny], "maac": [judge], "shared": [], "magrpo": []}
+    assert "wildcards: model=judge" in plan
+
+
+def test_validation_items_are_split_where_some_are_kept_apart(project: Workflow) -> None:
+    methods = {"magrpo": {"eval_interval": 8}, "maac": {}}
+    plan = plan_of(project, {"items": {"limit": 10, "validation_fraction": 0.25}, "methods": methods}, "validated")
+    assert "rule split_with_validation:" in plan and "rule split:" not in plan
+    path = "results/validated/split/validation.parquet"
+    assert f"--validation {path}" in plan
+    assert f"--validation={path}" in command(plan, "optimize", "magrpo")
+    assert "--validation" not in command(plan, "optimize", "maac")
+    assert "--validation" not in plan_of(project, {"methods": ["base"]}, "unvalidated")
+
+
+def test_both_kinds_of_experiments_run_side_by_side(project: Workflow) -> None:
+    project.write_experiment({**EXPERIMENT, "methods": ["base"], "items": {"validation_fraction": 0.25}}, "three.way")
+    project.write_experiment({**EXPERIMENT, "methods": ["base"]}, "two-way")
+    jobs = project.jobs("--config", "experiments=[three.way,two-way]")
+    assert (jobs["split_with_validation"], jobs["split"]) == ({"experiment=three.way"}, {"experiment=two-way"})
+
+
+def test_adapters_are_merged_into_the_models_that_they_belong_to(project: Workflow) -> None:
+    methods = {"whole": {"algorithm": "magrpo"}, "adapters": {"algorithm": "madpo", "lora": {"rank": 4}}}
+    plan = plan_of(project, {"methods": methods}, "adapted")
+    for stage in ("export", "sample-evaluation"):
+        assert command(plan, stage, "adapters").count("--model=results/models/tiny") == 2
+    assert "--model" not in command(plan, "export", "whole")
+
+
+def test_kept_checkpoints_are_told_and_not_recorded(project: Workflow) -> None:
+    kept = {"keep_checkpoints": True, "schedule_steps": 100}
+    plan = plan_of(project, {"methods": {"magrpo": kept, "madpo": {}}}, "kept")
+    assert "runtime.keep_checkpoints=true" in command(plan, "optimize", "magrpo")
+    assert "runtime.keep_checkpoints=false" in command(plan, "optimize", "madpo")
+
+
+def test_a_team_of_an_earlier_run_goes_on(project: Workflow, finished: Workflow) -> None:
+    run = finished.folder / "results/small/seed0/methods/madpo/export"
+    plan = plan_of(project, {"team": {"model": {"path": str(run)}}, "methods": ["base", "magrpo"]}, "again")
+    for agent in range(2):
+        assert f"wildcards: model=again.agent_{agent}" in plan and f"{run}/agent_{agent}" in plan
+    models = re.findall(r"--model=results/models/(\S+?)'? ", command(plan, "optimize", "magrpo"))
+    assert models == ["again.agent_0", "again.agent_1"]
+
+
 # --- mistakes -----------------------------------------------------------------------------------------------------
 
 THREE_AGENTS = "class Task:\n    items = [{'prompt': 'a'}]\n\n    def reward(one, two, three):\n        return [0.0]\n"
@@ -133,7 +220,7 @@ MISTAKES = {
         {"seeds": [-1], "sampling": {"temperature": "hot"}},
         "config/experiments/wrong-value.yaml: sampling.temperature: Input should be a valid number",
     ),
-    "unknown-model": ({"team": "large"}, "team or reward_models: no model 'large'"),
+    "unknown-model": ({"team": "large"}, "team, reward_models or methods: no model 'large'"),
     "unknown-task": ({"task": "lenght_ratio"}, "'lenght_ratio'"),
     "too-many-agents": (
         {"team": {"model": "tiny", "agents": 3}},
