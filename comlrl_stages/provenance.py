@@ -44,6 +44,7 @@ LIBRARIES = {
     "reward": _TORCH,
     "optimize": _TORCH,
     "sample_evaluation": _TORCH,
+    "export": _TORCH,
     "report": ("matplotlib",),
 }
 #: Files of the package beside its code that decide what a stage writes.
@@ -92,7 +93,8 @@ def strings(project: Project, stage: str, wildcards: Any) -> dict[str, str]:
         values["task_code"] = task_fingerprint(settings.task, TASK_PARTS[stage])
     values |= {f"data.{name}": file_digest(Path(__file__).parent / name)[:16] for name in DATA_FILES.get(stage, ())}
     values |= {f"data.{key}": _data_digest(source) for key, source in _local_sources(stage, settings).items()}
-    values |= {f"versions.{library}": _version(library) for library in LIBRARIES.get(stage, ())}
+    adapters = ("peft",) if getattr(settings, "lora", None) else ()
+    values |= {f"versions.{library}": _version(library) for library in (*LIBRARIES.get(stage, ()), *adapters)}
     values["schema.version"] = str(SCHEMA_VERSION)
     return {key: f"{key}={value}" for key, value in values.items()}
 

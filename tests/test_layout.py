@@ -12,7 +12,7 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
-HEAVY = {"torch", "transformers", "tokenizers", "safetensors"}
+HEAVY = {"torch", "transformers", "tokenizers", "safetensors", "peft"}
 #: What each room may use beside itself and the ground floor (the modules of the package's own folder).
 ROOMS = {
     "stages": {"rollouts", "learning", "preferences", "reporting", "tasks", "teams"},
@@ -129,7 +129,8 @@ def test_nothing_is_unpickled_and_no_global_random_numbers_are_drawn(name):
 
 
 def test_every_stage_can_be_run_by_the_command_line():
-    helpers = {"stages.optimize_madpo", "stages.optimize_policy_gradient"}
+    names = ("madpo", "group", "actor_critic", "estimators", "policy", "rollouts")
+    helpers = {f"stages.optimize_{name}" for name in names}
     for name in set(members("stages")) - {"stages"} - helpers:
         functions = [node for node in TREES[name].body if isinstance(node, ast.FunctionDef) and node.name == "run"]
         assert [argument.arg for argument in functions[0].args.args] == ["settings", "work"], name

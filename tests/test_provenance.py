@@ -253,7 +253,7 @@ def closure(stage, *more):
     }
 
 
-@pytest.mark.parametrize("stage", ["split", "score", "pair", "replay", "evaluate", "report", "card", "export"])
+@pytest.mark.parametrize("stage", ["split", "score", "pair", "replay", "evaluate", "report", "card"])
 def test_stages_without_a_model_have_no_module_with_torch(stage):
     modules = closure(stage)
     assert not [name for name in modules if name.startswith("teams.")]
