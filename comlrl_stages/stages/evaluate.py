@@ -22,12 +22,11 @@ from comlrl_stages.artifacts import (
     write_table,
 )
 from comlrl_stages.errors import UserError
-from comlrl_stages.reporting.statistics import item_bootstrap
+from comlrl_stages.reporting import statistics
 from comlrl_stages.rollouts.joint import JointResponse, joint_responses, reward_runner, score_joints
-from comlrl_stages.seeding import stream
 from comlrl_stages.settings import EvaluateSettings
 from comlrl_stages.tasks.protocol import Task, TaskSource, load_task, user_traceback
-from comlrl_stages.tasks.scoring import JointReward
+from comlrl_stages.tasks.scoring import JointReward, Tolerance
 
 GREEDY_SUFFIX = "/greedy"
 PREFIXES = {
@@ -54,8 +53,8 @@ def run(settings: EvaluateSettings, work: Work) -> None:
     joints = list(joint_responses(read_table(work.inputs["completions"], COMPLETIONS), settings.agents))
     items = {joint.task_id: _item(splits, joint.task_id) for joint in joints}
     with reward_runner(settings.task, settings, int(work.runtime.get("score_workers", 1))) as runner:
+        runner.tolerance = Tolerance(settings.tolerate_failures, len(joints))
         rewards = score_joints(runner, joints, items)
-    _check_failures(settings, joints, rewards)
     rows = [_row(settings, splits, joint, reward) for joint, reward in zip(joints, rewards, strict=True)]
     table = table_of(rows, EVALUATION)
     write_table(work.output("evaluation"), table, EVALUATION)
@@ -76,19 +75,6 @@ def _item(splits: Mapping[str, Mapping[str, Any]], task_id: str) -> Mapping[str,
         if task_id in items:
             return items[task_id]
     raise UserError(f"item {task_id} of the completions is in no split. Run the evaluation's sampling again.")
-
-
-def _check_failures(
-    settings: EvaluateSettings, joints: Sequence[JointResponse], rewards: Sequence[JointReward]
-) -> None:
-    failed = [i for i, reward in enumerate(rewards) if reward.status in ("exception", "timeout")]
-    if len(failed) > settings.tolerate_failures * len(rewards):
-        first = joints[failed[0]]
-        raise UserError(
-            f"the reward failed for {len(failed)} of {len(rewards)} joint responses; scoring.tolerate_failures allows "
-            f"a share of {settings.tolerate_failures:g}. The first: item {first.task_id}, sample {first.sample}: "
-            f"{rewards[failed[0]].status}: {rewards[failed[0]].error}"
-        )
 
 
 def _row(
@@ -142,21 +128,21 @@ def _metrics(
     splits: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Metrics of one split and decoding, without prefix."""
-    scores = _by_item(rows)
-    generator = stream(settings.seed, "evaluate", "bootstrap", rows[0]["split"], rows[0]["decoding"])
-    reward = item_bootstrap(scores, generator, replicates=settings.bootstrap_replicates)
+    items, scores = statistics.samples_by_item((row["task_id"] for row in rows), (row["reward"] for row in rows))
+    place = rows[0]["split"], rows[0]["decoding"]
+    reward = statistics.team_bootstrap(scores, settings.seed, *place, replicates=settings.bootstrap_replicates)
     tokens = [sum(row["tokens"][agent] for row in rows) for agent in range(settings.agents)]
     metrics = {
         "turn_1/reward_mean": reward.value,
         "turn_1/reward_low": reward.low,
         "turn_1/reward_high": reward.high,
         "turn_1/expected_return": reward.value,
-        "items": len({row["task_id"] for row in rows}),
+        "items": len(items),
         "joint_responses": len(rows),
         "truncated_share": np.mean([reason == "length" for row in rows for reason in row["finish_reasons"]]).item(),
         **{f"agent_{agent}/tokens_mean": total / len(rows) for agent, total in enumerate(tokens)},
         **_part_means(rows),
-        **_kl_means(rows, tokens),
+        **_kl_means(settings, rows),
         **_task_metrics(task, rows, splits),
     }
     return {
@@ -164,31 +150,28 @@ def _metrics(
     }
 
 
-def _by_item(rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """Rewards (items, samples), NaN where the reward failed."""
-    by_item: dict[str, list[float]] = {}
-    for row in rows:
-        by_item.setdefault(row["task_id"], []).append(row["reward"])
-    longest = max(map(len, by_item.values()))
-    return np.array([values + [np.nan] * (longest - len(values)) for values in by_item.values()])
-
-
 def _part_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Means over the joint responses that have the part: one whose reward failed has none."""
     parts: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row["parts"]:
             parts.setdefault(name, []).append(value)
-    return {f"parts/{name}": float(np.mean(values)) for name, values in sorted(parts.items())}
+    return {f"parts/{name}": float(statistics.mean(np.array(values))) for name, values in sorted(parts.items())}
 
 
-def _kl_means(rows: Sequence[Mapping[str, Any]], tokens: Sequence[int]) -> dict[str, float]:
+def _kl_means(settings: EvaluateSettings, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """KL to the base team in nats per token: all tokens weigh alike."""
     measured = [row for row in rows if row["kl"] is not None]
     if not measured:
         return {}
-    sums = [sum(row["kl"][agent] * row["tokens"][agent] for row in measured) for agent in range(len(tokens))]
-    means = {f"agent_{agent}/kl_per_token": sums[agent] / max(tokens[agent], 1) for agent in range(len(tokens))}
-    return {**means, "kl_per_token": sum(sums) / max(sum(tokens), 1)}
+
+    def per_token(agents: Sequence[int]) -> float:
+        kl, tokens = ([row[name][agent] for row in measured for agent in agents] for name in ("kl", "tokens"))
+        return statistics.per_token(kl, tokens)
+
+    everyone = range(settings.agents)
+    each = {f"agent_{agent}/kl_per_token": per_token([agent]) for agent in everyone}
+    return {**each, "kl_per_token": per_token(everyone)}
 
 
 def _task_metrics(
