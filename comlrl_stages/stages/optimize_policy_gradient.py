@@ -31,7 +31,7 @@ from comlrl_stages.seeding import stream
 from comlrl_stages.settings import MarlhfSettings
 from comlrl_stages.stages.optimize import JOINT, StepNumbers
 from comlrl_stages.tasks.protocol import TaskSource, load_task
-from comlrl_stages.tasks.scoring import RewardRunner
+from comlrl_stages.tasks.scoring import RewardRunner, Tolerance
 from comlrl_stages.teams.batching import plan_batches
 from comlrl_stages.teams.log_probs import completion_log_probs
 from comlrl_stages.teams.reward_model import LoadedRewardModel, load_reward_model, score_joint
@@ -74,6 +74,9 @@ def build(settings: MarlhfSettings, work: Work, team: Team) -> "PolicyGradientUp
     reward_model = load_reward_model(checked_directory(work.inputs["reward_model"]), team.compute.device)
     reference = load_team(work.inputs["models"], work.digest("models"), settings.team, settings.compute, masters=True)
     runner = reward_runner(settings.task, settings.scoring, int(work.runtime.get("score_workers", 1)))
+    runner.tolerance = Tolerance(
+        settings.scoring.tolerate_failures, settings.epochs * len(prompted) * settings.generations
+    )
     return PolicyGradientUpdates(settings, team, prompted, reward_model, reference, runner)
 
 
