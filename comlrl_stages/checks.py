@@ -5,10 +5,11 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from comlrl_stages.config import Experiment, Task
+from comlrl_stages.config import Experiment, Task, unused_sections
 from comlrl_stages.errors import UserError
 from comlrl_stages.files import write_json
 from comlrl_stages.project import Project
@@ -38,6 +39,28 @@ def check_sources(project: Project) -> None:
                 raise UserError(f"{place}: {error}") from None
 
 
+def check_items(project: Project) -> Iterator[str]:
+    """Run the split stage of every experiment in a folder that goes again; yield a line where it cannot be run.
+
+    It reads the items as the workflow will, and makes every prompt. Raises UserError.
+    """
+    for job in instances(project, "split"):
+        if project.experiments[job.experiment].items.is_on_hub():
+            yield f"{job.experiment}: items of the hub are read by the stage split, not here"
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            outputs = [f"--train={folder}/train.parquet", f"--eval={folder}/eval.parquet"]
+            done = _command("split", *outputs, *strings(project, "split", job).values())
+        if done.returncode != 0:
+            raise UserError(f"experiment {job.experiment}: {_message('its items', done)}")
+
+
+def warnings_of(project: Project) -> list[str]:
+    """What is allowed, but hardly meant."""
+    unused = {name: unused_sections(experiment) for name, experiment in project.experiments.items()}
+    return [f"warning: {name}: no method uses {', '.join(found)}" for name, found in unused.items() if found]
+
+
 def check_task(name: str, experiment: Experiment, facts: dict[str, Any]) -> None:
     """The number of agents must be that of the formatters and of the reward's completion lists."""
     if facts["agents"] != experiment.team.agents:
@@ -65,21 +88,27 @@ def task_facts(task: Task) -> dict[str, Any]:
     memory = MEMORY / f"task_{hashlib.sha256(known.encode()).hexdigest()[:16]}.json"
     if memory.is_file():
         return json.loads(memory.read_text(encoding="utf-8"))
-    command = [sys.executable, "-m", "comlrl_stages.cli", "config", "describe-task", task.model_dump_json()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = _command("config", "describe-task", task.model_dump_json())
     if done.returncode != 0:
-        raise UserError(_message(task, done))
+        raise UserError(_message(f"{task.file}", done))
     facts = json.loads(done.stdout.splitlines()[-1])
     write_json(memory, facts)
     return facts
 
 
-def _message(task: Task, done: subprocess.CompletedProcess[str]) -> str:
-    """The mistake that the other process told, after whatever the user's file printed."""
+def _command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of `comlrl-stages` in another process."""
+    return subprocess.run(
+        [sys.executable, "-m", "comlrl_stages.cli", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def _message(culprit: str, done: subprocess.CompletedProcess[str]) -> str:
+    """The mistake that the other process told, after whatever the user's code printed."""
     *_, told = re.split(r"^error: ", done.stderr, flags=re.MULTILINE)
     if told != done.stderr:
         return told.strip()
-    code = f"{task.file}: ended the process that imported it (exit code {done.returncode})"
+    code = f"{culprit}: ended the process that imported it (exit code {done.returncode})"
     return f"{code}\n{done.stderr}".strip()
 
 

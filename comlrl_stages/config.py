@@ -4,15 +4,62 @@ These classes are the only source of defaults, of `config/schema.json` and of th
 stages never see them: each stage gets its own settings (settings.py), the exact part that decides its bytes.
 """
 
+import re
+from collections.abc import Collection as Names
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from comlrl_stages.errors import nearest
 
-Name = Annotated[str, StringConstraints(pattern=r"^\w[\w.\-]*$")]
-Seed = Annotated[int, Field(ge=0, lt=2**31)]
+#: A file name has at most 255 bytes, and the longest ending that a name gets has some sixty.
+LONGEST_NAME = 100
+#: Endings of what lies beside an artifact: a model `a.log` would be the log of the model `a`. Windows drops a last dot.
+TAKEN_ENDINGS = (".", ".partial", ".lock", ".tmp", ".log", ".json", ".jsonl", ".parquet")
+_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
+
+
+def _file_name(text: str) -> str:
+    """Names of experiments, models, methods and so on become files and folders, on any system."""
+    stem = text.partition(".")[0].lower()
+    rules = (
+        (
+            "holds only letters, digits, `_`, `.` and `-`, and begins with a letter, a digit or `_`",
+            re.fullmatch(r"\w[\w.\-]*", text),
+        ),
+        (f"has at most {LONGEST_NAME} bytes", len(text.encode("utf-8", "replace")) <= LONGEST_NAME),
+        (f"does not end in {', '.join(TAKEN_ENDINGS)}", not text.endswith(TAKEN_ENDINGS)),
+        ("is no device of Windows (con, nul, com1, ...)", stem not in _DEVICES),
+    )
+    for rule, holds in rules:
+        if not holds:
+            raise ValueError(f"{text!r:.120} cannot be a name: a name {rule}")
+    return text
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, float):
+        raise ValueError(f"a seed is a whole number (found {value})")
+    return value
+
+
+Name = Annotated[
+    str,
+    AfterValidator(_file_name),
+    WithJsonSchema({"type": "string", "pattern": r"^\w[\w.\-]*$", "maxLength": LONGEST_NAME}),
+]
+Seed = Annotated[int, Field(ge=0, lt=2**31), BeforeValidator(_whole)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -34,6 +81,21 @@ class Strict(BaseModel):
             for key, value in values.items()
             if value is not None or key not in fields or type(None) in get_args(fields[key].annotation)
         }
+
+    @model_validator(mode="before")
+    @classmethod
+    def _true_is_no_number(cls, values: Any) -> Any:
+        """Only switches are true or false; pydantic would read true as 1."""
+        for key, field in cls.model_fields.items() if isinstance(values, Mapping) else ():
+            given = values.get(key)
+            is_switch = bool in (field.annotation, *get_args(field.annotation))
+            if not is_switch and any(isinstance(one, bool) for one in _as_list(given)):
+                raise ValueError(f"{key} cannot be true or false (found {given})")
+        return values
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _exactly_one(section: Strict, *keys: str) -> None:
@@ -62,7 +124,9 @@ class Model(Strict):
         "float32", description="type of the weights while sampling; training always keeps float32 masters"
     )
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field("sdpa", description="attention implementation")
-    pretraining_steps: int = Field(700, ge=1, description="only `builtin`: optimizer steps of the pretraining")
+    pretraining_steps: int = Field(
+        700, ge=1, le=10**7, description="only `builtin`: optimizer steps of the pretraining"
+    )
     pretraining_seed: Seed = Field(0, description="only `builtin`: seed of the pretraining")
 
     @model_validator(mode="after")
@@ -70,6 +134,9 @@ class Model(Strict):
         _exactly_one(self, "builtin", "hub", "path", "gguf")
         if self.revision is not None and self.hub is None:
             raise ValueError("revision goes with hub only")
+        for key in ("pretraining_steps", "pretraining_seed"):
+            if self.builtin is None and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} goes with builtin only; a model of another source is not pretrained")
         return self
 
 
@@ -106,8 +173,10 @@ class Items(Strict):
     validation_split: str | None = Field(None, description="hub: split of the validation items")
     revision: str | None = Field(None, description="hub: revision of the data set")
     streaming: bool = Field(False, description="hub: stream instead of download; needs `limit`")
-    limit: int | None = Field(None, ge=1, description="take at most so many items")
-    eval_limit: int | None = Field(None, ge=1, description="take at most so many eval items of an own eval source")
+    limit: int | None = Field(None, ge=1, le=10**9, description="take at most so many items")
+    eval_limit: int | None = Field(
+        None, ge=1, le=10**9, description="take at most so many eval items of an own eval source"
+    )
     eval_fraction: float = Field(
         0.2, gt=0.0, lt=1.0, description="share of the items for eval where it has no source of its own"
     )
@@ -126,23 +195,81 @@ class Items(Strict):
             raise ValueError("streaming needs a limit")
         if self.eval_source is not None and self.eval_split is not None and not self.eval_source.startswith("hub://"):
             raise ValueError("eval_split goes with a hub source, but eval_source is none")
+        if self.eval_limit is not None and self.source != "task" and not self._reads_more_than_training_items():
+            raise ValueError(
+                "eval_limit goes with eval items of their own (eval_source or eval_split); to take fewer of the "
+                "training items for eval, lower eval_fraction"
+            )
         return self
+
+    def is_on_hub(self) -> bool:
+        """Whether any items come from the Hugging Face hub."""
+        sources = (self.source, self.eval_source, self.validation_source)
+        return any(source is not None and source.startswith("hub://") for source in sources)
+
+    def _reads_more_than_training_items(self) -> bool:
+        named = (self.eval_source, self.eval_split, self.validation_source, self.validation_split)
+        return any(name is not None for name in named)
 
 
 class Scoring(Strict):
     """How joint responses are scored by the task's reward."""
 
     parameters: dict[str, Any] = Field({}, description="values for defaulted parameters of the reward function")
-    scale: float = Field(1.0, description="the processed reward is scale * raw + shift")
+    scale: float = Field(1.0, description="the processed reward is scale * raw + shift; never 0")
     shift: float = Field(0.0, description="see scale")
-    time_limit_s: float = Field(60.0, gt=0, description="time limit of one call of the reward function, in seconds")
-    batch_size: int = Field(1, ge=1, description="joint responses of one item per call of the reward function")
+    time_limit_s: float = Field(
+        60.0, gt=0, le=10**6, description="time limit of a call of the reward, in seconds from its start"
+    )
+    batch_size: int = Field(
+        1, ge=1, le=10**6, description="joint responses of one item per call of the reward function"
+    )
     tolerate_failures: Share = Field(
         0.0, description="share of joint responses whose reward may raise or time out before the stage fails"
     )
 
+    @field_validator("scale")
+    @classmethod
+    def _scale_keeps_differences(cls, scale: float) -> float:
+        if scale == 0.0:
+            raise ValueError("0 makes all rewards equal, and nothing can be learned; expected another number")
+        return scale
+
 
 # --- team and sampling --------------------------------------------------------------------------------------------
+
+#: What `apply_chat_template` of transformers is given by the sampler, or takes for itself.
+TEMPLATE_PARAMETERS = (
+    "self",
+    "conversation",
+    "messages",
+    "tools",
+    "documents",
+    "chat_template",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tokenize",
+    "padding",
+    "truncation",
+    "max_length",
+    "return_tensors",
+    "return_dict",
+    "return_assistant_tokens_mask",
+    "tokenizer_kwargs",
+)
+
+
+def _template_arguments(value: dict[str, Any]) -> dict[str, Any]:
+    taken = [key for key in value if key in TEMPLATE_PARAMETERS]
+    if taken:
+        raise ValueError(
+            f"{taken[0]} cannot be set: it is no variable of a chat template's own, or the sampler sets it. Not "
+            f"allowed are {', '.join(TEMPLATE_PARAMETERS)}"
+        )
+    return value
+
+
+TemplateArguments = Annotated[dict[str, Any], AfterValidator(_template_arguments)]
 
 
 class Team(Strict):
@@ -156,7 +283,7 @@ class Team(Strict):
         "auto",
         description="`chat` uses the chat template, `plain` the bare text, `auto` chat where there is a template",
     )
-    template_arguments: dict[str, Any] | list[dict[str, Any]] = Field(
+    template_arguments: TemplateArguments | list[TemplateArguments] = Field(
         {}, description="arguments for the chat template, for example `{enable_thinking: false}`"
     )
 
@@ -189,11 +316,11 @@ class Team(Strict):
 class Sampling(Strict):
     """How completions are drawn. Nothing but the EOS ids comes from the model's own generation config."""
 
-    temperature: float = Field(1.0, ge=0.0, description="0 is greedy")
+    temperature: float = Field(1.0, ge=0.0, description="0 is greedy, which trains nothing")
     top_p: float | None = Field(None, gt=0.0, le=1.0, description="nucleus sampling; null is off")
-    top_k: int | None = Field(None, ge=1, description="top-k sampling; null is off")
-    max_new_tokens: int = Field(64, ge=1, description="longest completion")
-    min_new_tokens: int = Field(0, ge=0, description="no EOS before so many tokens")
+    top_k: int | None = Field(None, ge=1, le=10**7, description="top-k sampling; null is off")
+    max_new_tokens: int = Field(64, ge=1, le=10**6, description="longest completion")
+    min_new_tokens: int = Field(0, ge=0, le=10**6, description="no EOS before so many tokens")
     stop: list[Annotated[str, StringConstraints(min_length=1)]] = Field(
         [], description="texts that end a completion; they are not part of its text"
     )
@@ -209,11 +336,17 @@ class Sampling(Strict):
             raise ValueError("temperature 0 is greedy, so top_p and top_k must be null")
         return self
 
+    def greedy_key(self) -> str | None:
+        """The key that makes every draw the same, or None."""
+        if self.temperature == 0.0:
+            return "temperature"
+        return "top_k" if self.top_k == 1 else None
+
 
 class Collection(Strict):
     """Joint responses of the base team on the training items: sampled once, shared by all that name it."""
 
-    candidates: int = Field(16, ge=2, description="joint responses per item")
+    candidates: int = Field(16, ge=2, le=10**4, description="joint responses per item")
     sampling: Sampling = Field(Sampling(), description="keys that differ from the experiment's `sampling`")
 
 
@@ -227,7 +360,7 @@ class Preferences(Strict):
     selection: Literal["reward_gap", "random", "all"] = Field(
         "reward_gap", description="`reward_gap` takes the largest gaps first, `random` any, `all` every pair"
     )
-    pairs_per_task: int = Field(16, ge=1, description="at most so many pairs per item; `all` ignores it")
+    pairs_per_task: int = Field(16, ge=1, le=10**9, description="at most so many pairs per item; `all` ignores it")
     min_gap: float = Field(0.0, ge=0.0, description="pairs with a smaller reward gap are left out")
 
 
@@ -240,16 +373,16 @@ class Optimizer(Strict):
     warmup_fraction: Share = Field(0.1, description="share of the steps that warm up linearly")
     decay: Literal["constant", "linear", "cosine"] = Field("linear", description="after the warm-up")
     max_gradient_norm: float | None = Field(1.0, gt=0.0, description="gradient clipping per agent; null is off")
-    epochs: int = Field(1, ge=1, description="passes over the training data")
+    epochs: int = Field(1, ge=1, le=10**5, description="passes over the training data")
 
 
 class RewardTraining(Optimizer):
     """The settings of a reward model that decide its weights."""
 
     learning_rate: float = Field(1e-4, gt=0.0, description="peak learning rate")
-    epochs: int = Field(2, ge=1, description="passes over the training pairs")
-    batch_size: int = Field(16, ge=1, description="pairs per optimizer step")
-    max_length: int = Field(1024, ge=8, description="longest joint text in tokens; longer: prompts are cut")
+    epochs: int = Field(2, ge=1, le=10**5, description="passes over the training pairs")
+    batch_size: int = Field(16, ge=1, le=10**6, description="pairs per optimizer step")
+    max_length: int = Field(1024, ge=8, le=10**7, description="longest joint text in tokens; longer: prompts are cut")
     held_out_fraction: float = Field(0.2, gt=0.0, lt=1.0, description="share of the items that measure quality")
     freeze_backbone: bool = Field(False, description="train the head alone")
     centring: float = Field(0.0, ge=0.0, description="weight of the square of the summed scores, which centres them")
@@ -280,8 +413,8 @@ class MadpoTraining(Optimizer):
     label_smoothing: float = Field(0.0, ge=0.0, lt=0.5, description="only `sigmoid`: share of labels taken as flipped")
     reference: Literal["initial", "none"] = Field("initial", description="reference policy of the margin")
     learning_rate: float = Field(1e-5, gt=0.0, description="peak learning rate")
-    epochs: int = Field(1, ge=1, description="passes over the training pairs")
-    batch_size: int = Field(16, ge=1, description="pairs per optimizer step")
+    epochs: int = Field(1, ge=1, le=10**5, description="passes over the training pairs")
+    batch_size: int = Field(16, ge=1, le=10**6, description="pairs per optimizer step")
 
     @model_validator(mode="after")
     def _agree(self) -> "MadpoTraining":
@@ -304,10 +437,10 @@ class Madpo(MadpoTraining):
 class PolicyGradient(Optimizer):
     """The settings of policy-gradient training that decide its weights."""
 
-    generations: int = Field(8, ge=2, description="joint responses per item and step")
-    items_per_step: int = Field(8, ge=1, description="items per optimizer step")
+    generations: int = Field(8, ge=2, le=10**4, description="joint responses per item and step")
+    items_per_step: int = Field(8, ge=1, le=10**6, description="items per optimizer step")
     learning_rate: float = Field(1e-5, gt=0.0, description="peak learning rate")
-    epochs: int = Field(4, ge=1, description="passes over the training items")
+    epochs: int = Field(4, ge=1, le=10**5, description="passes over the training items")
     normalise_advantages: bool = Field(False, description="divide advantages by their standard deviation per item")
     loss_reduction: Literal["sequence_sum", "token_mean"] = Field(
         "sequence_sum", description="sum log-probs over a response, or average over the tokens of the step"
@@ -333,11 +466,11 @@ ALGORITHMS = ("base", "madpo", "marlhf")
 class Evaluation(Strict):
     """How teams are evaluated: always by the task's own reward, on the eval items."""
 
-    samples_per_task: int = Field(16, ge=1, description="sampled joint responses per eval item")
-    train_samples_per_task: int = Field(0, ge=0, description="the same on the training items; 0 is off")
+    samples_per_task: int = Field(16, ge=1, le=10**4, description="sampled joint responses per eval item")
+    train_samples_per_task: int = Field(0, ge=0, le=10**4, description="the same on the training items; 0 is off")
     greedy: bool = Field(True, description="also one greedy joint response per item")
     kl: bool = Field(True, description="measure the KL to the base team on the sampled responses")
-    bootstrap_replicates: int = Field(5000, ge=100, description="replicates behind the 95 % intervals")
+    bootstrap_replicates: int = Field(5000, ge=100, le=10**6, description="replicates behind the 95 % intervals")
 
 
 class Arithmetic(Strict):
@@ -359,13 +492,15 @@ class Arithmetic(Strict):
 class SamplingCompute(Arithmetic):
     """Numeric settings of sampling."""
 
-    sampling_tokens: int = Field(16384, ge=64, description="prompt and completion tokens of one sampling batch")
+    sampling_tokens: int = Field(
+        16384, ge=64, le=10**9, description="prompt and completion tokens of one sampling batch"
+    )
 
 
 class TrainingCompute(Arithmetic):
     """Numeric settings of training."""
 
-    training_tokens: int = Field(4096, ge=64, description="tokens of one forward and backward pass")
+    training_tokens: int = Field(4096, ge=64, le=10**9, description="tokens of one forward and backward pass")
 
 
 class Compute(SamplingCompute, TrainingCompute):
@@ -375,9 +510,11 @@ class Compute(SamplingCompute, TrainingCompute):
 class Runtime(Strict):
     """What decides no byte and never makes a stage run again."""
 
-    score_workers: int = Field(1, ge=1, description="processes that call the reward function at once")
-    checkpoint_interval: int = Field(10, ge=1, description="optimizer steps between two checkpoints")
-    log_seconds: float = Field(10.0, ge=0.0, description="least time between two lines of progress in a stage's log")
+    score_workers: int = Field(1, ge=1, le=1024, description="processes that call the reward function at once")
+    checkpoint_interval: int = Field(10, ge=1, le=10**9, description="optimizer steps between two checkpoints")
+    log_seconds: float = Field(
+        10.0, ge=0.0, le=10**6, description="least time between two lines of progress in a stage's log"
+    )
 
 
 class Wandb(Strict):
@@ -459,7 +596,7 @@ def _methods_shorthand(value: Any) -> Any:
 
 
 def _seeds_shorthand(value: Any) -> Any:
-    return [value] if isinstance(value, int) else value
+    return [value] if isinstance(value, int | float | str) else value
 
 
 class Experiment(Strict):
@@ -488,7 +625,7 @@ class Experiment(Strict):
         dict[Name, Method],
         BeforeValidator(_methods_shorthand, json_schema_input_type=list[str] | dict[str, Base | Madpo | Marlhf | None]),
     ] = Field(min_length=1, description="the rows of the report, by name; a list of names takes every default")
-    seeds: Annotated[list[Seed], BeforeValidator(_seeds_shorthand, json_schema_input_type=int | list[int])] = Field(
+    seeds: Annotated[list[Seed], BeforeValidator(_seeds_shorthand, json_schema_input_type=Seed | list[Seed])] = Field(
         [0], min_length=1, description="seeds; every method runs once per seed"
     )
     evaluation: Evaluation = Field(Evaluation(), description="evaluation")
@@ -515,9 +652,11 @@ class Experiment(Strict):
     @model_validator(mode="after")
     def _references_exist(self) -> "Experiment":
         for name, preferences in self.preferences.items():
-            _known(f"preferences.{name}.collection", preferences.collection, self.collections)
+            if not _is_idle_default(self, "preferences", name):
+                _known(f"preferences.{name}.collection", preferences.collection, self.collections)
         for name, reward_model in self.reward_models.items():
-            _known(f"reward_models.{name}.preferences", reward_model.preferences, self.preferences)
+            if not _is_idle_default(self, "reward_models", name):
+                _known(f"reward_models.{name}.preferences", reward_model.preferences, self.preferences)
         for name, method in self.methods.items():
             if isinstance(method, Base) != (name == "base"):
                 raise ValueError(f"methods.{name}: the untrained team, and nothing else, is called base")
@@ -527,6 +666,26 @@ class Experiment(Strict):
                 _known(f"methods.{name}.reward_model", method.reward_model, self.reward_models)
         if len(set(self.seeds)) != len(self.seeds):
             raise ValueError(f"seeds: {self.seeds} names a seed twice")
+        for section in ("collections", "preferences", "reward_models", "methods"):
+            _no_name_twice(section, getattr(self, section))
+        return self
+
+    @model_validator(mode="after")
+    def _training_explores(self) -> "Experiment":
+        """Training compares different answers to an item, and greedy decoding gives the same one each time."""
+        for name in dict.fromkeys(preferences.collection for preferences in used_preferences(self).values()):
+            key = self.collections[name].sampling.greedy_key()
+            if key is not None:
+                raise ValueError(
+                    f"collections.{name}.sampling.{key}: makes all candidates of an item equal, which gives no pair. "
+                    "Set it for this collection alone, for example {temperature: 1.0, top_k: null}"
+                )
+        for name, method in self.methods.items():
+            if isinstance(method, Marlhf) and self.sampling.greedy_key() is not None:
+                raise ValueError(
+                    f"sampling.{self.sampling.greedy_key()}: makes all generations of methods.{name} equal, so that it "
+                    "learns nothing. Raise it; evaluation.greedy measures greedy answers beside sampled ones"
+                )
         return self
 
 
@@ -535,6 +694,15 @@ def _with_sampling(collection: Any, common: Mapping[str, Any]) -> Any:
         return collection
     own = collection.get("sampling") or {}
     return {**collection, "sampling": {**common, **own}} if isinstance(own, Mapping) else collection
+
+
+def _no_name_twice(section: str, names: Names[str]) -> None:
+    """Names that differ in case alone are one folder on some systems."""
+    first: dict[str, str] = {}
+    for name in names:
+        if name.casefold() in first:
+            raise ValueError(f"{section}: {first[name.casefold()]!r} and {name!r} would share a folder; rename one")
+        first[name.casefold()] = name
 
 
 def _known(path: str, name: str, known: Mapping[str, Any]) -> None:
@@ -563,8 +731,14 @@ class ProjectConfig(Strict):
 
     @model_validator(mode="after")
     def _names_are_free(self) -> "ProjectConfig":
-        if "models" in self.experiments:
-            raise ValueError("an experiment cannot be called 'models': results/models/ holds the models; rename it")
+        for name in self.experiments:
+            if name.casefold() in ("models", "readme.md"):
+                raise ValueError(
+                    f"an experiment cannot be called {name!r}: results/{name} holds something else; rename it"
+                )
+            if self.experiments.count(name) > 1:
+                raise ValueError(f"experiments: {name!r} stands twice")
+        _no_name_twice("experiments", self.experiments)
         return self
 
 
@@ -578,3 +752,40 @@ def used_reward_models(experiment: Experiment) -> dict[str, RewardModel]:
     """The reward models that some method names."""
     named = [m.reward_model for m in experiment.methods.values() if isinstance(m, Marlhf)]
     return {name: model for name, model in experiment.reward_models.items() if name in named}
+
+
+def used_preferences(experiment: Experiment) -> dict[str, Preferences]:
+    """The preferences that some method, or the reward model of one, is trained on."""
+    named = {m.preferences for m in experiment.methods.values() if isinstance(m, Madpo)}
+    named |= {model.preferences for model in used_reward_models(experiment).values()}
+    return {name: given for name, given in experiment.preferences.items() if name in named}
+
+
+def unused_sections(experiment: Experiment) -> list[str]:
+    """What was written and no method uses, as `collections.wide`."""
+    return [
+        f"{section}.{name}"
+        for section, used in _used(experiment).items()
+        for name in getattr(experiment, section)
+        if name not in used and not _is_idle_default(experiment, section, name)
+    ]
+
+
+def _used(experiment: Experiment) -> dict[str, set[str]]:
+    preferences = used_preferences(experiment)
+    return {
+        "collections": {given.collection for given in preferences.values()},
+        "preferences": set(preferences),
+        "reward_models": set(used_reward_models(experiment)),
+    }
+
+
+def _is_idle_default(experiment: Experiment, section: str, name: str) -> bool:
+    """Whether an entry is the one that stands there if nobody writes any, and no method uses it."""
+    defaults = {
+        "collections": Collection(sampling=experiment.sampling),
+        "preferences": Preferences(),
+        "reward_models": RewardModel(),
+    }
+    is_default = name == "default" and getattr(experiment, section)[name] == defaults[section]
+    return is_default and name not in _used(experiment)[section]

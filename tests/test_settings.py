@@ -111,7 +111,7 @@ def test_json_does_not_depend_on_the_order_of_keys_in_a_mapping():
     ("stage", "reads", "reads_not"),
     [
         ("prepare", "builtin dtype torch_threads", "seed compute"),
-        ("split", "source task.name parameters agents", "compute seed sampling team"),
+        ("split", "source task.name agents", "compute seed sampling team"),
         (
             "sample",
             "seed candidates sampling.top_p compute.sampling_tokens",
