@@ -7,14 +7,25 @@
 The stages are listed in order of execution; README.md has a picture.
 """
 
+import sys
 from pathlib import Path
 
 from snakemake.utils import min_version
 
+from comlrl_stages.errors import UserError
+from comlrl_stages.project import read_yaml
+
 min_version("9.19")
 
+CONFIG_FILE = Path(workflow.basedir) / "config" / "config.yaml"
 
-configfile: Path(workflow.basedir) / "config" / "config.yaml"
+try:
+    read_yaml(CONFIG_FILE)  # Snakemake reads it next, but would not say in which line a mistake is
+except UserError as error:
+    sys.exit(f"error: {error}")
+
+
+configfile: CONFIG_FILE
 
 
 # Used only with --software-deployment-method apptainer: name an image here in which this project is installed.

@@ -5,10 +5,11 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from comlrl_stages.config import Experiment, Task
+from comlrl_stages.config import Experiment, Task, unused_sections
 from comlrl_stages.config_methods import ActorCritic, Madpo, Reinforcement, RewardedMethod, method_warnings
 from comlrl_stages.errors import UserError
 from comlrl_stages.files import write_json
@@ -20,24 +21,12 @@ _ALL_PARTS = tuple(sorted({part for parts in TASK_PARTS.values() for part in par
 
 
 def check_project(project: Project) -> Iterator[str]:
-    """Check every experiment's task against its team and methods. Raises UserError.
-
-    Yields a line per experiment, before it one per key that is allowed, but may not be meant.
-    """
+    """Check every experiment's task against its team and methods and yield a line per experiment. Raises UserError."""
     for name, experiment in project.experiments.items():
         facts = task_facts(experiment.task)
         check_task(name, experiment, facts)
-        yield from (f"{name}: warning: {text}" for text in warnings(experiment))
         methods, seeds = len(experiment.methods), len(experiment.seeds)
         yield f"{name}: {facts['agents']} agents, {methods} methods, {seeds} seeds: fine"
-
-
-def warnings(experiment: Experiment) -> Iterator[str]:
-    """What an experiment says that may not be meant, as `key: text`."""
-    for name, method in experiment.methods.items():
-        yield from (f"methods.{name}.{text}" for text in method_warnings(method))
-        if isinstance(method, Madpo) and experiment.episode.turns > 1:
-            yield f"methods.{name}: learns from responses of the first turn only; episode.turns is for the others"
 
 
 def check_sources(project: Project) -> None:
@@ -49,6 +38,41 @@ def check_sources(project: Project) -> None:
                 strings(project, stage, job)
             except UserError as error:
                 raise UserError(f"{place}: {error}") from None
+
+
+def check_items(project: Project) -> Iterator[str]:
+    """Run the split stage of every experiment in a folder that goes again; yield a line where it cannot be run.
+
+    It reads the items as the workflow will, and makes every prompt. Raises UserError.
+    """
+    for job in instances(project, "split"):
+        items = project.experiments[job.experiment].items
+        if items.is_on_hub():
+            yield f"{job.experiment}: items of the hub are read by the stage split, not here"
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            splits = ["train", "eval", *(["validation"] if items.has_validation() else [])]
+            outputs = [f"--{split}={folder}/{split}.parquet" for split in splits]
+            done = _command("split", *outputs, *strings(project, "split", job).values())
+        if done.returncode != 0:
+            raise UserError(f"experiment {job.experiment}: {_message('its items', done)}")
+
+
+def warnings_of(project: Project) -> list[str]:
+    """What is allowed, but hardly meant."""
+    return [
+        f"warning: {name}: {text}" for name, experiment in project.experiments.items() for text in _warnings(experiment)
+    ]
+
+
+def _warnings(experiment: Experiment) -> Iterator[str]:
+    unused = unused_sections(experiment)
+    if unused:
+        yield f"no method uses {', '.join(unused)}"
+    for name, method in experiment.methods.items():
+        yield from (f"methods.{name}.{text}" for text in method_warnings(method))
+        if isinstance(method, Madpo) and experiment.episode.turns > 1:
+            yield f"methods.{name}: learns from responses of the first turn only; episode.turns is for the others"
 
 
 def check_task(name: str, experiment: Experiment, facts: dict[str, Any]) -> None:
@@ -113,21 +137,27 @@ def task_facts(task: Task) -> dict[str, Any]:
     memory = MEMORY / f"task_{hashlib.sha256(known.encode()).hexdigest()[:16]}.json"
     if memory.is_file():
         return json.loads(memory.read_text(encoding="utf-8"))
-    command = [sys.executable, "-m", "comlrl_stages.cli", "config", "describe-task", task.model_dump_json()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = _command("config", "describe-task", task.model_dump_json())
     if done.returncode != 0:
-        raise UserError(_message(task, done))
+        raise UserError(_message(f"{task.file}", done))
     facts = json.loads(done.stdout.splitlines()[-1])
     write_json(memory, facts)
     return facts
 
 
-def _message(task: Task, done: subprocess.CompletedProcess[str]) -> str:
-    """The mistake that the other process told, after whatever the user's file printed."""
+def _command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of `comlrl-stages` in another process."""
+    return subprocess.run(
+        [sys.executable, "-m", "comlrl_stages.cli", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def _message(culprit: str, done: subprocess.CompletedProcess[str]) -> str:
+    """The mistake that the other process told, after whatever the user's code printed."""
     *_, told = re.split(r"^error: ", done.stderr, flags=re.MULTILINE)
     if told != done.stderr:
         return told.strip()
-    code = f"{task.file}: ended the process that imported it (exit code {done.returncode})"
+    code = f"{culprit}: ended the process that imported it (exit code {done.returncode})"
     return f"{code}\n{done.stderr}".strip()
 
 

@@ -42,11 +42,25 @@ def _path(text: str, *names: str) -> Any:
     return typer.Option(*names, help=text, show_default=False)
 
 
-Items = Annotated[Path, _path("table of task items", "--items")]
+def _table(kind: str, text: str, *names: str) -> Any:
+    """An option for tables of one kind; tables of another are refused before any work."""
+
+    def check(value: Any) -> Any:
+        for path in value if isinstance(value, list) else [value]:
+            if path is not None and path.is_file():
+                from comlrl_stages.inputs import check_kind
+
+                check_kind(names[0], path, kind)
+        return value
+
+    return typer.Option(*names, help=text, show_default=False, callback=check)
+
+
+Items = Annotated[Path, _table("task items", "table of task items", "--items")]
 Models = Annotated[list[Path], _path("model folder of an agent; once per agent, in actor order", "--model")]
-Completions = Annotated[Path, _path("table of completions", "--completions")]
-Rewards = Annotated[Path, _path("table of rewards", "--rewards")]
-Pairs = Annotated[Path, _path("table of preference pairs", "--pairs")]
+Completions = Annotated[Path, _table("completions", "table of completions", "--completions")]
+Rewards = Annotated[Path, _table("rewards", "table of rewards", "--rewards")]
+Pairs = Annotated[Path, _table("pairs", "table of preference pairs", "--pairs")]
 Output = Annotated[Path, _path("what the stage makes", "--output")]
 TrainingLog = Annotated[Path, _path("training log to write", "--training-log")]
 
@@ -131,17 +145,25 @@ def optimize(
     model: Models,
     output: Output,
     training_log: TrainingLog,
-    items: Annotated[Path | None, _path("training items (reinforcement learning)", "--items")] = None,
-    validation: Annotated[Path | None, _path("validation items (evaluation while training)", "--validation")] = None,
+    items: Annotated[Path | None, _table("task items", "training items (reinforcement learning)", "--items")] = None,
+    validation: Annotated[
+        Path | None, _table("task items", "validation items (evaluation while training)", "--validation")
+    ] = None,
     reward_model: Annotated[Path | None, _path("fitted reward model that is maximised", "--reward-model")] = None,
     critic_model: Annotated[
         list[Path] | None, _path("model folder of a critic; once per agent (iac), or once (maac)", "--critic-model")
     ] = None,
-    pairs: Annotated[Path | None, _path("preference pairs (madpo)", "--pairs")] = None,
-    completions: Annotated[Path | None, _path("completions of the pairs (madpo)", "--completions")] = None,
-    rewards: Annotated[Path | None, _path("rewards of the pairs (madpo)", "--rewards")] = None,
-    training_pairs: Annotated[Path | None, _path("which pairs train, in order (madpo)", "--training-pairs")] = None,
-    reference_log_probs: Annotated[Path | None, _path("reference log-probs (madpo)", "--reference-log-probs")] = None,
+    pairs: Annotated[Path | None, _table("pairs", "preference pairs (madpo)", "--pairs")] = None,
+    completions: Annotated[
+        Path | None, _table("completions", "completions of the pairs (madpo)", "--completions")
+    ] = None,
+    rewards: Annotated[Path | None, _table("rewards", "rewards of the pairs (madpo)", "--rewards")] = None,
+    training_pairs: Annotated[
+        Path | None, _table("training pairs", "which pairs train, in order (madpo)", "--training-pairs")
+    ] = None,
+    reference_log_probs: Annotated[
+        Path | None, _table("reference log probs", "reference log-probs (madpo)", "--reference-log-probs")
+    ] = None,
     settings: Settings = None,
 ) -> None:
     """Train the team: `optimize.algorithm` names the algorithm. Goes on from its last checkpoint after a kill."""
@@ -214,9 +236,13 @@ def card(
 
 @app.command()
 def report(
-    evaluation: Annotated[list[Path], _path("evaluation table; once per method and seed", "--evaluation")],
+    evaluation: Annotated[
+        list[Path], _table("evaluation", "evaluation table; once per method and seed", "--evaluation")
+    ],
     output: Output,
-    training_log: Annotated[list[Path] | None, _path("training log; repeatable", "--training-log")] = None,
+    training_log: Annotated[
+        list[Path] | None, _table("training log", "training log; repeatable", "--training-log")
+    ] = None,
     reward_model: Annotated[list[Path] | None, _path("reward model; repeatable", "--reward-model")] = None,
     artifact: Annotated[list[Path] | None, _path("further artifact to list; repeatable", "--artifact")] = None,
     settings: Settings = None,
@@ -280,23 +306,34 @@ ConfigFiles = Annotated[
 ]
 
 
-@config_app.command()
-def check(configfile: ConfigFiles = None) -> None:
-    """Check every experiment and model that the configuration names, the tasks' functions, and that data are there."""
-    from comlrl_stages.checks import check_project, check_sources
+Experiments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[EXPERIMENT]...", help="experiments, in place of those of config.yaml", show_default=False),
+]
+EveryExperiment = Annotated[bool, typer.Option("--all", help="every experiment of config/experiments")]
 
-    project = _project(configfile)
+
+@config_app.command()
+def check(experiments: Experiments = None, every: EveryExperiment = False, configfile: ConfigFiles = None) -> None:
+    """Check experiments, their models and tasks, and make the items and prompts of each as its first stage will.
+
+    Items of the hub are left to that stage. No reward is called and no model is loaded.
+    """
+    from comlrl_stages.checks import check_items, check_project, check_sources, warnings_of
+
+    project = _project(configfile, experiments, every)
     check_sources(project)
-    for line in check_project(project):
+    lines = list(check_project(project))
+    for line in [*check_items(project), *warnings_of(project), *lines]:
         print(line)
 
 
 @config_app.command()
-def show(configfile: ConfigFiles = None) -> None:
+def show(experiments: Experiments = None, every: EveryExperiment = False, configfile: ConfigFiles = None) -> None:
     """Print the resolved experiments and models, defaults included, as YAML."""
     import yaml
 
-    project = _project(configfile)
+    project = _project(configfile, experiments, every)
     resolved = {
         "experiments": {name: e.model_dump(mode="json") for name, e in project.experiments.items()},
         "models": {name: m.model_dump(mode="json") for name, m in project.models.items()},
@@ -331,10 +368,13 @@ def describe_task(task: Annotated[str, typer.Argument(help="the experiment's `ta
     print(json.dumps(describe(Task.model_validate_json(task))))
 
 
-def _project(configfiles: list[Path] | None) -> Any:
-    from comlrl_stages.project import load_project
+def _project(configfiles: list[Path] | None, experiments: list[str] | None = None, every: bool = False) -> Any:
+    """The checked project, of the `experiments` given or of `every` one where they stand for the configuration's."""
+    from comlrl_stages.project import known_names, load_project
 
-    return load_project(*_config(configfiles))
+    config, folders, origin = _config(configfiles)
+    named = known_names(folders, "experiments") if every else experiments
+    return load_project({**config, "experiments": named} if named else config, folders, origin)
 
 
 def _config(configfiles: list[Path] | None) -> tuple[dict[str, Any], list[Path], str]:

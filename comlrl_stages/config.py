@@ -4,10 +4,11 @@ These classes are the only source of defaults, of `config/schema.json` and of th
 stages never see them: each stage gets its own settings (settings.py), the exact part that decides its bytes.
 """
 
+from collections.abc import Collection as Names
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
 from comlrl_stages.config_methods import (
     ActorCritic,
@@ -55,7 +56,9 @@ class Model(Strict):
         "float32", description="type of the weights while sampling; training always keeps float32 masters"
     )
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field("sdpa", description="attention implementation")
-    pretraining_steps: int = Field(700, ge=1, description="only `builtin`: optimizer steps of the pretraining")
+    pretraining_steps: int = Field(
+        700, ge=1, le=10**7, description="only `builtin`: optimizer steps of the pretraining"
+    )
     pretraining_seed: Seed = Field(0, description="only `builtin`: seed of the pretraining")
 
     @model_validator(mode="after")
@@ -63,6 +66,9 @@ class Model(Strict):
         _exactly_one(self, "builtin", "hub", "path", "gguf")
         if self.revision is not None and self.hub is None:
             raise ValueError("revision goes with hub only")
+        for key in ("pretraining_steps", "pretraining_seed"):
+            if self.builtin is None and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} goes with builtin only; a model of another source is not pretrained")
         return self
 
 
@@ -101,8 +107,10 @@ class Items(Strict):
     validation_split: str | None = Field(None, description="hub: split of the validation items")
     revision: str | None = Field(None, description="hub: revision of the data set")
     streaming: bool = Field(False, description="hub: stream instead of download; needs `limit`")
-    limit: int | None = Field(None, ge=1, description="take at most so many items")
-    eval_limit: int | None = Field(None, ge=1, description="take at most so many eval items of an own eval source")
+    limit: int | None = Field(None, ge=1, le=10**9, description="take at most so many items")
+    eval_limit: int | None = Field(
+        None, ge=1, le=10**9, description="take at most so many eval items of an own eval source"
+    )
     eval_fraction: float = Field(
         0.2, gt=0.0, lt=1.0, description="share of the items for eval where it has no source of its own"
     )
@@ -125,23 +133,81 @@ class Items(Strict):
             raise ValueError("streaming needs a limit")
         if self.eval_source is not None and self.eval_split is not None and not self.eval_source.startswith("hub://"):
             raise ValueError("eval_split goes with a hub source, but eval_source is none")
+        if self.eval_limit is not None and self.source != "task" and not self._reads_more_than_training_items():
+            raise ValueError(
+                "eval_limit goes with eval items of their own (eval_source or eval_split); to take fewer of the "
+                "training items for eval, lower eval_fraction"
+            )
         return self
+
+    def is_on_hub(self) -> bool:
+        """Whether any items come from the Hugging Face hub."""
+        sources = (self.source, self.eval_source, self.validation_source)
+        return any(source is not None and source.startswith("hub://") for source in sources)
+
+    def _reads_more_than_training_items(self) -> bool:
+        named = (self.eval_source, self.eval_split, self.validation_source, self.validation_split)
+        return any(name is not None for name in named)
 
 
 class Scoring(Strict):
     """How joint responses are scored by the task's reward."""
 
     parameters: dict[str, Any] = Field({}, description="values for defaulted parameters of the reward function")
-    scale: float = Field(1.0, description="the processed reward is scale * raw + shift")
+    scale: float = Field(1.0, description="the processed reward is scale * raw + shift; never 0")
     shift: float = Field(0.0, description="see scale")
-    time_limit_s: float = Field(60.0, gt=0, description="time limit of one call of the reward function, in seconds")
-    batch_size: int = Field(1, ge=1, description="joint responses of one item per call of the reward function")
+    time_limit_s: float = Field(
+        60.0, gt=0, le=10**6, description="time limit of a call of the reward, in seconds from its start"
+    )
+    batch_size: int = Field(
+        1, ge=1, le=10**6, description="joint responses of one item per call of the reward function"
+    )
     tolerate_failures: Share = Field(
         0.0, description="share of joint responses whose reward may raise or time out before the stage fails"
     )
 
+    @field_validator("scale")
+    @classmethod
+    def _scale_keeps_differences(cls, scale: float) -> float:
+        if scale == 0.0:
+            raise ValueError("0 makes all rewards equal, and nothing can be learned; expected another number")
+        return scale
+
 
 # --- team and sampling --------------------------------------------------------------------------------------------
+
+#: What `apply_chat_template` of transformers is given by the sampler, or takes for itself.
+TEMPLATE_PARAMETERS = (
+    "self",
+    "conversation",
+    "messages",
+    "tools",
+    "documents",
+    "chat_template",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tokenize",
+    "padding",
+    "truncation",
+    "max_length",
+    "return_tensors",
+    "return_dict",
+    "return_assistant_tokens_mask",
+    "tokenizer_kwargs",
+)
+
+
+def _template_arguments(value: dict[str, Any]) -> dict[str, Any]:
+    taken = [key for key in value if key in TEMPLATE_PARAMETERS]
+    if taken:
+        raise ValueError(
+            f"{taken[0]} cannot be set: it is no variable of a chat template's own, or the sampler sets it. Not "
+            f"allowed are {', '.join(TEMPLATE_PARAMETERS)}"
+        )
+    return value
+
+
+TemplateArguments = Annotated[dict[str, Any], AfterValidator(_template_arguments)]
 
 
 class SavedTeam(Strict):
@@ -166,7 +232,7 @@ class Team(Strict):
         "auto",
         description="`chat` uses the chat template, `plain` the bare text, `auto` chat where there is a template",
     )
-    template_arguments: dict[str, Any] | list[dict[str, Any]] = Field(
+    template_arguments: TemplateArguments | list[TemplateArguments] = Field(
         {}, description="arguments for the chat template, for example `{enable_thinking: false}`"
     )
 
@@ -218,11 +284,11 @@ class Episode(Strict):
 class Sampling(Strict):
     """How completions are drawn. Nothing but the EOS ids comes from the model's own generation config."""
 
-    temperature: float = Field(1.0, ge=0.0, description="0 is greedy")
+    temperature: float = Field(1.0, ge=0.0, description="0 is greedy, which trains nothing")
     top_p: float | None = Field(None, gt=0.0, le=1.0, description="nucleus sampling; null is off")
-    top_k: int | None = Field(None, ge=1, description="top-k sampling; null is off")
-    max_new_tokens: int = Field(64, ge=1, description="longest completion")
-    min_new_tokens: int = Field(0, ge=0, description="no EOS before so many tokens")
+    top_k: int | None = Field(None, ge=1, le=10**7, description="top-k sampling; null is off")
+    max_new_tokens: int = Field(64, ge=1, le=10**6, description="longest completion")
+    min_new_tokens: int = Field(0, ge=0, le=10**6, description="no EOS before so many tokens")
     stop: list[Annotated[str, StringConstraints(min_length=1)]] = Field(
         [], description="texts that end a completion; they are not part of its text"
     )
@@ -238,11 +304,17 @@ class Sampling(Strict):
             raise ValueError("temperature 0 is greedy, so top_p and top_k must be null")
         return self
 
+    def greedy_key(self) -> str | None:
+        """The key that makes every draw the same, or None."""
+        if self.temperature == 0.0:
+            return "temperature"
+        return "top_k" if self.top_k == 1 else None
+
 
 class Collection(Strict):
     """Joint responses of the base team on the training items: sampled once, shared by all that name it."""
 
-    candidates: int = Field(16, ge=2, description="joint responses per item")
+    candidates: int = Field(16, ge=2, le=10**4, description="joint responses per item")
     sampling: Sampling = Field(Sampling(), description="keys that differ from the experiment's `sampling`")
 
 
@@ -256,7 +328,7 @@ class Preferences(Strict):
     selection: Literal["reward_gap", "random", "all"] = Field(
         "reward_gap", description="`reward_gap` takes the largest gaps first, `random` any, `all` every pair"
     )
-    pairs_per_task: int = Field(16, ge=1, description="at most so many pairs per item; `all` ignores it")
+    pairs_per_task: int = Field(16, ge=1, le=10**9, description="at most so many pairs per item; `all` ignores it")
     min_gap: float = Field(0.0, ge=0.0, description="pairs with a smaller reward gap are left out")
 
 
@@ -264,9 +336,9 @@ class RewardTraining(Optimizer):
     """The settings of a reward model that decide its weights."""
 
     learning_rate: float = Field(1e-4, gt=0.0, description="peak learning rate")
-    epochs: int = Field(2, ge=1, description="passes over the training pairs")
-    batch_size: int = Field(16, ge=1, description="pairs per optimizer step")
-    max_length: int = Field(1024, ge=8, description="longest joint text in tokens; longer: prompts are cut")
+    epochs: int = Field(2, ge=1, le=10**5, description="passes over the training pairs")
+    batch_size: int = Field(16, ge=1, le=10**6, description="pairs per optimizer step")
+    max_length: int = Field(1024, ge=8, le=10**7, description="longest joint text in tokens; longer: prompts are cut")
     held_out_fraction: float = Field(0.2, gt=0.0, lt=1.0, description="share of the items that measure quality")
     freeze_backbone: bool = Field(False, description="train the head alone")
     centring: float = Field(0.0, ge=0.0, description="weight of the square of the summed scores, which centres them")
@@ -285,11 +357,11 @@ class RewardModel(RewardTraining):
 class Evaluation(Strict):
     """How teams are evaluated: always by the task's own reward, on the eval items."""
 
-    samples_per_task: int = Field(16, ge=1, description="sampled joint responses per eval item")
-    train_samples_per_task: int = Field(0, ge=0, description="the same on the training items; 0 is off")
+    samples_per_task: int = Field(16, ge=1, le=10**4, description="sampled joint responses per eval item")
+    train_samples_per_task: int = Field(0, ge=0, le=10**4, description="the same on the training items; 0 is off")
     greedy: bool = Field(True, description="also one greedy joint response per item")
     kl: bool = Field(True, description="measure the KL to the base team on the sampled responses")
-    bootstrap_replicates: int = Field(5000, ge=100, description="replicates behind the 95 % intervals")
+    bootstrap_replicates: int = Field(5000, ge=100, le=10**6, description="replicates behind the 95 % intervals")
 
 
 class Arithmetic(Strict):
@@ -311,13 +383,15 @@ class Arithmetic(Strict):
 class SamplingCompute(Arithmetic):
     """Numeric settings of sampling."""
 
-    sampling_tokens: int = Field(16384, ge=64, description="prompt and completion tokens of one sampling batch")
+    sampling_tokens: int = Field(
+        16384, ge=64, le=10**9, description="prompt and completion tokens of one sampling batch"
+    )
 
 
 class TrainingCompute(Arithmetic):
     """Numeric settings of training."""
 
-    training_tokens: int = Field(4096, ge=64, description="tokens of one forward and backward pass")
+    training_tokens: int = Field(4096, ge=64, le=10**9, description="tokens of one forward and backward pass")
 
 
 class Compute(SamplingCompute, TrainingCompute):
@@ -327,9 +401,11 @@ class Compute(SamplingCompute, TrainingCompute):
 class Runtime(Strict):
     """What decides no byte and never makes a stage run again."""
 
-    score_workers: int = Field(1, ge=1, description="processes that call the reward function at once")
-    checkpoint_interval: int = Field(10, ge=1, description="optimizer steps between two checkpoints")
-    log_seconds: float = Field(10.0, ge=0.0, description="least time between two lines of progress in a stage's log")
+    score_workers: int = Field(1, ge=1, le=1024, description="processes that call the reward function at once")
+    checkpoint_interval: int = Field(10, ge=1, le=10**9, description="optimizer steps between two checkpoints")
+    log_seconds: float = Field(
+        10.0, ge=0.0, le=10**6, description="least time between two lines of progress in a stage's log"
+    )
 
 
 class Wandb(Strict):
@@ -389,7 +465,7 @@ def team_shorthand(value: Any) -> Any:
 
 
 def _seeds_shorthand(value: Any) -> Any:
-    return [value] if isinstance(value, int) else value
+    return [value] if isinstance(value, int | float | str) else value
 
 
 class Experiment(Strict):
@@ -419,7 +495,7 @@ class Experiment(Strict):
         dict[Name, Method],
         BeforeValidator(methods_shorthand, json_schema_input_type=list[str] | dict[str, MethodAsWritten]),
     ] = Field(min_length=1, description="the rows of the report, by name; a list of names takes every default")
-    seeds: Annotated[list[Seed], BeforeValidator(_seeds_shorthand, json_schema_input_type=int | list[int])] = Field(
+    seeds: Annotated[list[Seed], BeforeValidator(_seeds_shorthand, json_schema_input_type=Seed | list[Seed])] = Field(
         [0], min_length=1, description="seeds; every method runs once per seed"
     )
     evaluation: Evaluation = Field(Evaluation(), description="evaluation")
@@ -446,9 +522,11 @@ class Experiment(Strict):
     @model_validator(mode="after")
     def _references_exist(self) -> "Experiment":
         for name, preferences in self.preferences.items():
-            _known(f"preferences.{name}.collection", preferences.collection, self.collections)
+            if not _is_idle_default(self, "preferences", name):
+                _known(f"preferences.{name}.collection", preferences.collection, self.collections)
         for name, reward_model in self.reward_models.items():
-            _known(f"reward_models.{name}.preferences", reward_model.preferences, self.preferences)
+            if not _is_idle_default(self, "reward_models", name):
+                _known(f"reward_models.{name}.preferences", reward_model.preferences, self.preferences)
         for name, method in self.methods.items():
             if isinstance(method, Base) != (name == "base"):
                 raise WrongKey(f"methods.{name}", "the untrained team, and nothing else, is called base")
@@ -458,6 +536,29 @@ class Experiment(Strict):
                 _known(f"methods.{name}.reward_model", method.reward_model, self.reward_models)
         if len(set(self.seeds)) != len(self.seeds):
             raise WrongKey("seeds", f"{self.seeds} names a seed twice")
+        for section in ("collections", "preferences", "reward_models", "methods"):
+            _no_name_twice(section, getattr(self, section))
+        return self
+
+    @model_validator(mode="after")
+    def _training_explores(self) -> "Experiment":
+        """Training compares different answers to an item, and greedy decoding gives the same one each time."""
+        for name in dict.fromkeys(preferences.collection for preferences in used_preferences(self).values()):
+            fixed = self.collections[name].sampling.greedy_key()
+            if fixed is not None:
+                raise WrongKey(
+                    f"collections.{name}.sampling.{fixed}",
+                    "makes all candidates of an item equal, which gives no pair. Set it for this collection alone, for "
+                    "example {temperature: 1.0, top_k: null}",
+                )
+        fixed = self.sampling.greedy_key()
+        for name, method in self.methods.items():
+            if isinstance(method, Reinforcement) and fixed is not None:
+                raise WrongKey(
+                    f"sampling.{fixed}",
+                    f"makes all generations of methods.{name} equal, so that it learns nothing. Raise it; "
+                    "evaluation.greedy measures greedy answers beside sampled ones",
+                )
         return self
 
     @model_validator(mode="after")
@@ -466,7 +567,7 @@ class Experiment(Strict):
             if isinstance(method, PolicyTraining):
                 _fits_team(f"methods.{name}", method, self.team)
             if isinstance(method, Reinforcement):
-                _fits_sampling(f"methods.{name}", method, self)
+                _fits_evaluation(f"methods.{name}", method, self)
             if isinstance(method, GroupMethod):
                 _is_feasible(f"methods.{name}", method, self.team.agents, self.episode.turns)
         return self
@@ -483,10 +584,8 @@ def _fits_team(path: str, method: PolicyTraining, team: Team) -> None:
         raise WrongKey(f"{path}.lora", "gives each agent an adapter, but with team.share_weights all are one model")
 
 
-def _fits_sampling(path: str, method: Reinforcement, experiment: Experiment) -> None:
-    """Training needs varied samples; evaluation while training needs items and turns."""
-    if experiment.sampling.temperature == 0.0:
-        raise WrongKey("sampling.temperature", f"0 is greedy, but {path} learns from samples that differ; raise it")
+def _fits_evaluation(path: str, method: Reinforcement, experiment: Experiment) -> None:
+    """Evaluation while training needs validation items, and a metric that is waited for a turn of the episode."""
     if method.eval_interval and not experiment.items.has_validation():
         raise WrongKey(
             f"{path}.eval_interval",
@@ -520,6 +619,15 @@ def _with_sampling(collection: Any, common: Mapping[str, Any]) -> Any:
     return {**collection, "sampling": {**common, **own}} if isinstance(own, Mapping) else collection
 
 
+def _no_name_twice(section: str, names: Names[str]) -> None:
+    """Names that differ in case alone are one folder on some systems."""
+    first: dict[str, str] = {}
+    for name in names:
+        if name.casefold() in first:
+            raise WrongKey(section, f"{first[name.casefold()]!r} and {name!r} would share a folder; rename one")
+        first[name.casefold()] = name
+
+
 def _known(path: str, name: str, known: Mapping[str, Any]) -> None:
     if name not in known:
         raise WrongKey(path, f"{name!r} is not defined; defined: {', '.join(known)}{nearest(name, known)}")
@@ -546,8 +654,15 @@ class ProjectConfig(Strict):
 
     @model_validator(mode="after")
     def _names_are_free(self) -> "ProjectConfig":
-        if "models" in self.experiments:
-            raise ValueError("an experiment cannot be called 'models': results/models/ holds the models; rename it")
+        for name in self.experiments:
+            if name.casefold() in ("models", "readme.md"):
+                raise WrongKey(
+                    "experiments",
+                    f"an experiment cannot be called {name!r}: results/{name} holds something else; rename it",
+                )
+            if self.experiments.count(name) > 1:
+                raise WrongKey("experiments", f"{name!r} stands twice")
+        _no_name_twice("experiments", self.experiments)
         return self
 
 
@@ -575,3 +690,40 @@ def critic_models_of(method: Any, team: Team) -> list[str]:
         return []
     names = [method.critic_model] * team.agents if method.critic_model else team.model_names()
     return names[:1] if method.algorithm == "maac" else names
+
+
+def used_preferences(experiment: Experiment) -> dict[str, Preferences]:
+    """The preferences that some method, or the reward model of one, is trained on."""
+    named = {m.preferences for m in experiment.methods.values() if isinstance(m, Madpo)}
+    named |= {model.preferences for model in used_reward_models(experiment).values()}
+    return {name: given for name, given in experiment.preferences.items() if name in named}
+
+
+def unused_sections(experiment: Experiment) -> list[str]:
+    """What was written and no method uses, as `collections.wide`."""
+    return [
+        f"{section}.{name}"
+        for section, used in _used(experiment).items()
+        for name in getattr(experiment, section)
+        if name not in used and not _is_idle_default(experiment, section, name)
+    ]
+
+
+def _used(experiment: Experiment) -> dict[str, set[str]]:
+    preferences = used_preferences(experiment)
+    return {
+        "collections": {given.collection for given in preferences.values()},
+        "preferences": set(preferences),
+        "reward_models": set(used_reward_models(experiment)),
+    }
+
+
+def _is_idle_default(experiment: Experiment, section: str, name: str) -> bool:
+    """Whether an entry is the one that stands there if nobody writes any, and no method uses it."""
+    defaults = {
+        "collections": Collection(sampling=experiment.sampling),
+        "preferences": Preferences(),
+        "reward_models": RewardModel(),
+    }
+    is_default = name == "default" and getattr(experiment, section)[name] == defaults[section]
+    return is_default and name not in _used(experiment)[section]

@@ -34,13 +34,13 @@ class Optimizer(Strict):
     warmup_fraction: Share = Field(0.1, description="share of the steps that warm up linearly")
     decay: Literal["constant", "linear", "cosine"] = Field("linear", description="after the warm-up")
     max_gradient_norm: float | None = Field(1.0, gt=0.0, description="gradient clipping per agent; null is off")
-    epochs: int = Field(1, ge=1, description="passes over the training data")
+    epochs: int = Field(1, ge=1, le=10**5, description="passes over the training data")
 
 
 class Lora(Strict):
     """Low-rank adapters: only they are trained, and the policy is the adapters with the digest of their base."""
 
-    rank: int = Field(8, ge=1, description="rank of the adapters")
+    rank: int = Field(8, ge=1, le=10**5, description="rank of the adapters")
     alpha: float = Field(16.0, gt=0.0, description="the adapters' product is scaled by alpha / rank")
     dropout: float = Field(0.0, ge=0.0, lt=1.0, description="dropout on the adapters' input while training")
     target_modules: Literal["all-linear"] | list[Annotated[str, StringConstraints(min_length=1)]] = Field(
@@ -77,8 +77,8 @@ class MadpoTraining(PolicyTraining):
     gamma: float = Field(0.0, ge=0.0, description="only `simpo`: target margin")
     label_smoothing: float = Field(0.0, ge=0.0, lt=0.5, description="only `sigmoid`: share of labels taken as flipped")
     reference: Literal["initial", "none"] = Field("initial", description="reference policy of the margin")
-    epochs: int = Field(1, ge=1, description="passes over the training pairs")
-    batch_size: int = Field(16, ge=1, description="pairs per optimizer step")
+    epochs: int = Field(1, ge=1, le=10**5, description="passes over the training pairs")
+    batch_size: int = Field(16, ge=1, le=10**6, description="pairs per optimizer step")
 
     @model_validator(mode="after")
     def _agree(self) -> "MadpoTraining":
@@ -107,13 +107,15 @@ class Reinforcement(PolicyTraining):
     One step samples joint responses for `items_per_step` items and makes one optimizer step per minibatch of them.
     """
 
-    generations: int = Field(8, ge=1, description="joint responses per item and step")
-    items_per_step: int = Field(8, ge=1, description="items whose responses are sampled at once")
-    epochs: int = Field(4, ge=1, description="passes over the training items")
+    generations: int = Field(8, ge=1, le=10**4, description="joint responses per item and step")
+    items_per_step: int = Field(8, ge=1, le=10**6, description="items whose responses are sampled at once")
+    epochs: int = Field(4, ge=1, le=10**5, description="passes over the training items")
     train_batch_size: int | None = Field(
-        None, ge=1, description="responses of one agent per optimizer step; null takes all that were sampled"
+        None, ge=1, le=10**9, description="responses of one agent per optimizer step; null takes all that were sampled"
     )
-    buffer_epochs: int = Field(1, ge=1, description="passes over the sampled responses before new ones are drawn")
+    buffer_epochs: int = Field(
+        1, ge=1, le=10**5, description="passes over the sampled responses before new ones are drawn"
+    )
     importance_ratio: bool = Field(
         False, description="weigh each token by the ratio of the policy to the one that sampled it"
     )
@@ -130,20 +132,23 @@ class Reinforcement(PolicyTraining):
         0.05, ge=0.0, description="weight of the KL to the untrained team that is taken off what is maximised"
     )
     eval_interval: int = Field(
-        0, ge=0, description="joint responses between two evaluations on validation items while training; 0 is off"
+        0,
+        ge=0,
+        le=10**9,
+        description="joint responses between two evaluations on validation items while training; 0 is off",
     )
-    eval_num_samples: int = Field(4, ge=1, description="validation items of such an evaluation")
-    eval_generations: int = Field(4, ge=1, description="joint responses per item of such an evaluation")
+    eval_num_samples: int = Field(4, ge=1, le=10**6, description="validation items of such an evaluation")
+    eval_generations: int = Field(4, ge=1, le=10**4, description="joint responses per item of such an evaluation")
     keep_best: Annotated[str, StringConstraints(pattern=r"^eval/[^/\s]+(/[^/\s]+)*$")] | None = Field(
         None,
         description="the policy is the one with the highest value of this metric of such an evaluation, for example "
         "`eval/turn_1/expected_return`; null keeps the last",
     )
     patience: int | None = Field(
-        None, ge=1, description="stop after so many evaluations in a row without a new best; null is off"
+        None, ge=1, le=10**6, description="stop after so many evaluations in a row without a new best; null is off"
     )
     schedule_steps: int | None = Field(
-        None, ge=1, description="optimizer steps that warm-up and decay span; null takes those of the run"
+        None, ge=1, le=10**9, description="optimizer steps that warm-up and decay span; null takes those of the run"
     )
 
     @model_validator(mode="after")
@@ -232,7 +237,7 @@ class ActorCriticTraining(Reinforcement):
     algorithm: ActorCriticAlgorithm = Field(
         "iac", description="`iac`: a critic per agent, which sees what the agent sees; `maac`: one for the team"
     )
-    generations: int = Field(8, ge=1, description="independent trajectories per item and step")
+    generations: int = Field(8, ge=1, le=10**4, description="independent trajectories per item and step")
     critic: Literal["separate", "shared"] = Field(
         "separate", description="a model of its own, or, only `iac`, a value head on the agent's model"
     )
@@ -246,7 +251,9 @@ class ActorCriticTraining(Reinforcement):
     value_clip: float | None = Field(
         0.2, gt=0.0, description="only `shared`: the value loss counts changes of a value beyond this; null is off"
     )
-    value_hidden: int | None = Field(None, ge=1, description="hidden width of the value head; null is a linear head")
+    value_hidden: int | None = Field(
+        None, ge=1, le=10**5, description="hidden width of the value head; null is a linear head"
+    )
     normalise_advantages: bool = Field(False, description="centre and scale the advantages of a step")
     advantage_clip: float | None = Field(None, gt=0.0, description="keep advantages within ± this; null is off")
 

@@ -146,11 +146,16 @@ def _read(model: type[T], folders: Sequence[Path], kind: str, name: str, origin:
     return parse(model, _overlaid(values, override), shown)
 
 
+def known_names(folders: Sequence[Path], kind: str) -> list[str]:
+    """Names of all "experiments" or "models" that have a file."""
+    return sorted({path.stem for folder in folders for path in (folder / kind).glob("*.yaml")})
+
+
 def _find(folders: Sequence[Path], kind: str, name: str, origin: str) -> Path:
     for folder in folders:
         if (folder / kind / f"{name}.yaml").is_file():
             return folder / kind / f"{name}.yaml"
-    known = sorted({path.stem for folder in folders for path in (folder / kind).glob("*.yaml")})
+    known = known_names(folders, kind)
     places = " or ".join(str(folder / kind / f"{name}.yaml") for folder in folders)
     raise UserError(f"{origin}: no {kind[:-1]} {name!r} ({places} not found); known: {', '.join(known)}")
 
@@ -173,15 +178,38 @@ _UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _uni
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML mapping; raises UserError with file and line."""
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)
+        values = _parse_yaml(path.read_text(encoding="utf-8"), str(path))
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not UTF-8 ({error})") from None
-    except (yaml.YAMLError, ValueError) as error:  # a ValueError is an impossible date
-        raise UserError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         found = "an empty file" if values is None else type(values).__name__
         raise UserError(f"{path}: expected a mapping of keys to values, found {found}")
     return values
+
+
+def from_command_line(entries: Sequence[str]) -> dict[str, Any]:
+    """Values of `--config key=value ...`, each value read as YAML with its types; raises UserError for broken YAML.
+
+    Snakemake itself takes every number and `false` inside a value for text, and broken YAML for one long text.
+    """
+    values: dict[str, Any] = {}
+    for entry in entries:
+        key, _, text = entry.partition("=")
+        values = merge(values, {key: _parse_yaml(text.strip("'\""), f"--config {key}=...")})
+    return values
+
+
+def _parse_yaml(text: str, origin: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_UniqueKeys)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        told = " ".join(part for part in (error.context, error.problem) if part)
+        hint = "; indent with spaces, not with tabs" if "'\\t'" in told else ""
+        place = f"line {mark.line + 1}, column {mark.column + 1}"
+        raise UserError(f"{origin}: is not valid YAML: {told} ({place}){hint}") from None
+    except (yaml.YAMLError, ValueError) as error:  # a ValueError is an impossible date
+        raise UserError(f"{origin}: is not valid YAML: {' '.join(str(error).split())}") from None
 
 
 def _methods_by_name(value: Any) -> Any:
@@ -230,8 +258,8 @@ def _explain(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
     if problem["type"] == "missing":
         return f"{path}: is missing and has no default"
     message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "value_error":  # its text says what was found
-        return f"{path}: {message}"
+    if problem["type"] == "value_error":  # its text says what was found, and which key if several must agree
+        return f"{path}: {message}" if location else message
     return f"{path}: {message} (found {problem['input']!r:.200})"
 
 

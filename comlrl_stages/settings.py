@@ -60,7 +60,6 @@ class SplitSettings(Items):
 
     task: Task
     agents: int = 2
-    parameters: dict[str, Any] = {}
 
 
 class TeamSettings(Strict):
@@ -286,12 +285,7 @@ def _prepare(project: Project, name: str) -> PrepareSettings:
 
 
 def _split(project: Project, experiment: Experiment, wildcards: Any) -> SplitSettings:
-    return SplitSettings(
-        **experiment.items.model_dump(),
-        task=experiment.task,
-        agents=experiment.team.agents,
-        parameters=experiment.scoring.parameters,
-    )
+    return SplitSettings(**experiment.items.model_dump(), task=experiment.task, agents=experiment.team.agents)
 
 
 def _team(project: Project, experiment: Experiment, method: Any = None) -> TeamSettings:

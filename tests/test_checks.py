@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from comlrl_stages import provenance
-from comlrl_stages.checks import check_project, task_facts
+from comlrl_stages.checks import check_items, check_project, task_facts, warnings_of
 from comlrl_stages.config import Task
 from comlrl_stages.errors import UserError
 from comlrl_stages.project import load_project
@@ -137,14 +137,16 @@ OLDER = "later updates of a step train on responses of an older policy; consider
     ],
 )
 def test_what_may_not_be_meant_is_a_warning_and_no_mistake(values, told):
-    warning, fine = check_project(project(**values))
-    assert warning.startswith(f"mine: warning: {told}") and fine.endswith("1 methods, 1 seeds: fine")
+    found = project(**values)
+    assert [line.endswith("1 methods, 1 seeds: fine") for line in check_project(found)] == [True]
+    (warning,) = warnings_of(found)
+    assert warning.startswith(f"warning: mine: {told}")
 
 
 def test_pairs_of_the_first_turn_alone_are_worth_a_warning():
     Path("mine.py").write_text(TASK + TRANSITION)
-    warning, _ = check_project(project(episode={"turns": 2}, methods=["base", "madpo", "magrpo"]))
-    assert warning.startswith("mine: warning: methods.madpo: learns from responses of the first turn only")
+    (warning,) = warnings_of(project(episode={"turns": 2}, methods=["base", "madpo", "magrpo"]))
+    assert warning.startswith("warning: mine: methods.madpo: learns from responses of the first turn only")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +158,7 @@ def test_pairs_of_the_first_turn_alone_are_worth_a_warning():
     ],
 )
 def test_what_is_usual_is_no_warning(method):
-    assert len(list(check_project(project(methods={"it": method})))) == 1
+    assert warnings_of(project(methods={"it": method})) == []
 
 
 def test_a_parameter_that_the_reward_does_not_have_is_refused_with_those_it_has():
@@ -170,6 +172,43 @@ def test_a_task_without_items_needs_a_source():
     Path("mine.py").write_text(TASK.replace('items = [{"prompt": "a"}]', "pass"))
     assert "the task has no items of its own; set items.source" in refusal()
     assert list(check_project(project(items="items.jsonl")))
+
+
+def test_items_and_prompts_are_made_before_any_work(folder):
+    items = TASK.replace('[{"prompt": "a"}]', '[{"prompt": "a"}, {"prompt": "b"}]')
+    Path("mine.py").write_text(items + '\n\ndef validation():\n    return [{"prompt": "c"}]\n')
+    assert list(check_items(project())) == []
+    assert list(check_items(project(items={"validation_source": "mine.py:validation"}))) == []
+    assert not Path("results").exists() and not list(Path(".").rglob("*.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("items", "told"),
+    [
+        ("[{'prompt': 'a'}]", "none is left for training"),
+        ("[{'prompt': 'a'}, {'text': 'b'}]", "the formatter of agent_0, item "),
+        ("[{'prompt': 'a', 'x': {1}}]", "item 1, key x: is of type set"),
+        ("[{'prompt': 'a'}, {'prompt': 'a'}]", "items 1 and 2 are identical"),
+    ],
+)
+def test_a_mistake_in_the_items_is_told_with_the_experiment(items, told):
+    Path("mine.py").write_text(TASK.replace('[{"prompt": "a"}]', items))
+    with pytest.raises(UserError) as refused:
+        list(check_items(project()))
+    assert str(refused.value).startswith("experiment mine: ") and told in str(refused.value)
+
+
+def test_items_of_the_hub_are_left_to_their_stage():
+    assert list(check_items(project(items="hub://owner/name"))) == [
+        "mine: items of the hub are read by the stage split, not here"
+    ]
+
+
+def test_what_no_method_uses_is_a_warning():
+    assert warnings_of(project(collections={"default": {}, "wide": {}}, preferences={"p": {}})) == [
+        "warning: mine: no method uses collections.wide, preferences.p"
+    ]
+    assert warnings_of(project()) == []
 
 
 def test_a_user_file_is_imported_in_another_process_once_per_content(folder):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from comlrl_stages.artifacts import open_work, read_manifest
+from comlrl_stages.artifacts import COMPLETIONS, open_work, read_manifest, table_of, write_table
 from comlrl_stages.cli import app
 from comlrl_stages.settings import SETTINGS
 
@@ -116,6 +116,24 @@ def test_config_check_tells_mistakes_with_file_and_key(tmp_path):
     assert done.stderr.startswith(f"error: {tmp_path}/experiments/mine.yaml: sead: unknown key (nearest: 'seeds')")
 
 
+def test_config_check_names_the_experiments_it_is_asked_for(tmp_path):
+    for name, methods in {"good": "[base]", "other": "[base]", "bad": "[bass]"}.items():
+        path = tmp_path / "experiments" / f"{name}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"task: length_ratio\nteam: tiny\nmethods: {methods}\npreferences: {{mine: {{}}}}\n")
+    (tmp_path / "config.yaml").write_text("experiments: [good]\n")
+    check = ("config", "check", "--configfile", tmp_path / "config.yaml")
+    assert run(*check).stdout.splitlines() == [
+        "warning: good: no method uses preferences.mine",
+        "good: 2 agents, 1 methods, 1 seeds: fine",
+    ]
+    assert "other: 2 agents" in run(*check, "other").stdout
+    assert "bad.yaml: methods: method 'bass' needs an algorithm" in run(*check, "bad").stderr
+    every = run(*check, "--all")
+    assert every.returncode == 1 and "bad.yaml" in every.stderr
+    assert run("config", "show", "smollm2").stdout.startswith("experiments:\n  smollm2:")
+
+
 def test_config_show_prints_every_default_and_lays_overlays_on(tmp_path):
     override = {"override": {"experiments": {"quickstart": {"seeds": [5], "methods": {"madpo": {"beta": 0.5}}}}}}
     (tmp_path / "overlay.yaml").write_text(yaml.safe_dump(override))
@@ -151,6 +169,19 @@ def test_a_stage_tracks_what_it_was_told_and_not_how_it_ran(tmp_path):
     assert done.returncode == 0, done.stderr
     provenance = json.loads((tmp_path / "t.parquet.provenance.json").read_text())
     assert provenance["tracked"] == {"split.task.name": "length_ratio", "code": "abc"}
+
+
+def test_arguments_that_changed_places_are_named_with_what_they_got(tmp_path):
+    write_table(tmp_path / "completions.parquet", table_of([], COMPLETIONS), COMPLETIONS)
+    swapped = ["--rewards", "completions.parquet", "--completions", "rewards.parquet", "--output", "pairs.parquet"]
+    done = run("pair", *swapped, cwd=tmp_path)
+    assert done.returncode == 1
+    told = "error: --rewards: completions.parquet is a table of completions, expected a table of rewards."
+    assert done.stderr.startswith(told) and not (tmp_path / "pairs.parquet.partial").exists()
+    assert (
+        "--items: completions.parquet is a table of completions"
+        in run("sample", "--items", "completions.parquet", "--model", "m", "--output", "o.parquet", cwd=tmp_path).stderr
+    )
 
 
 #: A workflow that starts a stage, says its process id, and waits.

@@ -1,5 +1,7 @@
 """The configuration's models: strict keys, allowed values, values that must agree, short forms and defaults."""
 
+import json
+
 import pytest
 
 from comlrl_stages.config import (
@@ -18,9 +20,11 @@ from comlrl_stages.config import (
     Scoring,
     critic_models_of,
     models_of,
+    unused_sections,
     used_reward_models,
 )
 from comlrl_stages.config_methods import ALGORITHMS, ActorCritic, Base, GroupMethod, Lora, Madpo
+from comlrl_stages.config_reference import json_schema
 from comlrl_stages.errors import UserError
 from comlrl_stages.project import parse
 from comlrl_stages.registry import ALGORITHMS as TRAINERS
@@ -125,27 +129,76 @@ def test_a_mistake_in_sampling_is_not_told_again_for_each_collection():
         ({"seeds": []}, "seeds: List should have at least 1 item"),
         ({"seeds": [-1]}, "seeds.0: Input should be greater than or equal to 0 (found -1)"),
         ({"sampling": "hot"}, "sampling: Input should be a valid dictionary"),
+        ({"seeds": [1.0]}, "seeds.0: a seed is a whole number (found 1.0)"),
+        ({"seeds": 1.0}, "seeds.0: a seed is a whole number (found 1.0)"),
+        ({"seeds": [True]}, "mine.yaml: seeds: cannot be true or false (found [True])"),
+        ({"collections": {"default": {"candidates": True}}}, "collections.default.candidates: cannot be true or false"),
+        ({"sampling": {"temperature": True}}, "sampling.temperature: cannot be true or false (found True)"),
+        ({"scoring": {"scale": 0}}, "scoring.scale: 0 makes all rewards equal"),
+        ({"scoring": {"time_limit_s": 1e9}}, "scoring.time_limit_s: Input should be less than or equal to 1000000"),
+        (
+            {"collections": {"default": {"candidates": 10**9}}},
+            "collections.default.candidates: Input should be less than or equal to 10000 (found 1000000000)",
+        ),
     ],
 )
 def test_a_wrong_value_is_told_with_what_is_allowed(values, told):
     assert told in experiment_refusal(**values)
 
 
-@pytest.mark.parametrize("name", ["a/b", "../up", "a b", "", ".hidden", "{wild}", "a\n"])
-def test_names_that_would_change_paths_are_refused(name):
-    assert "pattern" in experiment_refusal(collections={"default": {}, name: {}})
-    assert "pattern" in experiment_refusal(methods={name: {"algorithm": "madpo"}})
-    assert "pattern" in refusal(ProjectConfig, {"experiments": [name]})
-    assert "pattern" in experiment_refusal(team=name)
+SIGNS, ENDS, LENGTH, DEVICES = "holds only letters, digits", "does not end in", "at most 100 bytes", "no device of Win"
 
 
-@pytest.mark.parametrize("name", ["a", "gap-0.5_x", "länge", "7b"])
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        *((name, SIGNS) for name in ("a/b", "a\\b", "../up", "a b", "", ".hidden", "-dash", "{wild}", "a\n", "a:b")),
+        *((f"a{end}", ENDS) for end in (".partial", ".manifest.json", ".provenance.json", ".timing.json", ".lock")),
+        *((f"a{end}", ENDS) for end in (".log", ".benchmark.jsonl", ".training_log.parquet", ".tmp", ".")),
+        ("a" * 101, LENGTH),
+        ("長" * 34, LENGTH),
+        *((name, DEVICES) for name in ("con", "NUL", "com1", "LPT9.x")),
+    ],
+)
+def test_names_that_cannot_be_files_are_refused_with_the_rule(name, rule):
+    told = f"{name!r} cannot be a name: a name"
+    refusals = [
+        experiment_refusal(collections={"default": {}, name: {}}),
+        experiment_refusal(preferences={"default": {}, name: {}}),
+        experiment_refusal(reward_models={"default": {}, name: {}}),
+        experiment_refusal(methods={name: {"algorithm": "madpo"}}),
+        experiment_refusal(methods={"magrpo": {"reward_model": name}}),
+        experiment_refusal(methods={"marlhf": {"backend": "iac", "critic_model": name}}),
+        experiment_refusal(team=name),
+        experiment_refusal(team=[{"path": "run"}, name]),
+        refusal(ProjectConfig, {"experiments": [name]}),
+        refusal(ProjectConfig, {"experiments": ["a"], "override": {"models": {name: {}}}}),
+    ]
+    for text in refusals:
+        assert told in text and rule in text
+
+
+@pytest.mark.parametrize("section", ["collections", "preferences", "reward_models", "methods"])
+def test_names_that_differ_in_case_alone_would_share_a_folder(section):
+    given = {"default": {}, "Wide": {}, "wide": {}}
+    if section == "methods":
+        given = {name: {"algorithm": "madpo"} for name in ("Wide", "wide")}
+    assert f"{section}: 'Wide' and 'wide' would share a folder" in experiment_refusal(**{section: given})
+    assert "'A' and 'a' would share a folder" in refusal(ProjectConfig, {"experiments": ["A", "a"]})
+
+
+@pytest.mark.parametrize("name", ["a", "gap-0.5_x", "länge", "7b", "a" * 100, "console", "json"])
 def test_names_of_letters_digits_and_some_signs_are_fine(name):
     assert parse(ProjectConfig, {"experiments": name}, "c").experiments == [name]
 
 
-def test_no_experiment_takes_the_folder_of_the_models():
-    assert "cannot be called 'models'" in refusal(ProjectConfig, {"experiments": ["models"]})
+@pytest.mark.parametrize("name", ["models", "Models", "README.md"])
+def test_no_experiment_takes_what_the_results_hold_already(name):
+    assert f"cannot be called {name!r}" in refusal(ProjectConfig, {"experiments": [name]})
+
+
+def test_no_experiment_stands_twice():
+    assert refusal(ProjectConfig, {"experiments": ["f", "f"]}) == "mine.yaml: experiments: 'f' stands twice"
 
 
 def test_learning_rates_may_be_written_as_yaml_reads_them_as_text():
@@ -169,6 +222,10 @@ def test_learning_rates_may_be_written_as_yaml_reads_them_as_text():
         ({"task": {"name": "a", "file": "b.py"}}, "exactly one of name, file is needed, given: name, file; set the"),
         ({"task": {}}, "exactly one of name, file is needed, given: none"),
         ({"items": {"source": "hub://a/b", "streaming": True}}, "items: streaming needs a limit"),
+        (
+            {"items": {"source": "a.jsonl", "eval_limit": 3}},
+            "items: eval_limit goes with eval items of their own (eval_source or eval_split)",
+        ),
         ({"sampling": {"min_new_tokens": 9, "max_new_tokens": 8}}, "min_new_tokens 9 is above max_new_tokens 8"),
         ({"sampling": {"temperature": 0, "top_p": 0.9}}, "temperature 0 is greedy, so top_p and top_k must be null"),
         ({"sampling": {"temperature": 0, "top_k": 5}}, "temperature 0 is greedy, so top_p and top_k must be null"),
@@ -205,6 +262,8 @@ def test_values_that_contradict_are_refused(values, told):
         ({}, "exactly one of builtin, hub, path, gguf is needed, given: none"),
         ({"hub": "a/b", "path": "c"}, "exactly one of builtin, hub, path, gguf is needed, given: hub, path"),
         ({"builtin": "tiny", "revision": "main"}, "revision goes with hub only"),
+        ({"hub": "a/b", "pretraining_steps": 3}, "pretraining_steps goes with builtin only"),
+        ({"path": "a", "pretraining_seed": 3}, "pretraining_seed goes with builtin only"),
     ],
 )
 def test_a_model_has_one_source(values, told):
@@ -214,6 +273,42 @@ def test_a_model_has_one_source(values, told):
 def test_two_mistakes_of_greedy_sampling_can_come_from_two_places():
     text = experiment_refusal(sampling={"temperature": 0}, collections={"a": {"sampling": {"top_p": 0.5}}})
     assert text.startswith("mine.yaml: collections.a.sampling: temperature 0 is greedy")
+
+
+@pytest.mark.parametrize(("greedy", "key"), [({"temperature": 0}, "temperature"), ({"top_k": 1}, "top_k")])
+def test_greedy_decoding_trains_nothing_and_is_refused_where_something_is_trained(greedy, key):
+    for methods in (["madpo"], ["marlhf"]):
+        told = f"mine.yaml: collections.default.sampling.{key}: makes all candidates of an item equal"
+        assert experiment_refusal(sampling=greedy, methods=methods).startswith(told)
+    explored = {"default": {"sampling": {"temperature": 1.0, "top_k": None}}}
+    told = f"mine.yaml: sampling.{key}: makes all generations of methods.rl equal"
+    methods = {"rl": {"algorithm": "marlhf"}}
+    assert experiment_refusal(sampling=greedy, collections=explored, methods=methods).startswith(told)
+    assert experiment(sampling=greedy, collections=explored, methods=["base", "madpo"]).sampling.greedy_key() == key
+    assert experiment(sampling=greedy, methods=["base"]).sampling.greedy_key() == key
+
+
+@pytest.mark.parametrize("key", ["messages", "tools", "tokenize", "add_generation_prompt"])
+@pytest.mark.parametrize("each", [False, True])
+def test_template_arguments_that_the_sampler_sets_are_refused_by_name(key, each):
+    given = {"enable_thinking": False, key: 1}
+    told = experiment_refusal(team={"model": "tiny", "template_arguments": [{}, given] if each else given})
+    assert f"{key} cannot be set: it is no variable of a chat template's own" in told
+    assert experiment(team={"model": "tiny", "template_arguments": {"enable_thinking": False}})
+
+
+def test_every_whole_number_has_an_upper_limit():
+    def without_limit(part, path=""):
+        if isinstance(part, list):
+            return [found for inner in part for found in without_limit(inner, path)]
+        if not isinstance(part, dict):
+            return []
+        here = part.get("type") == "integer" and not {"maximum", "exclusiveMaximum"} & set(part)
+        return [path] * here + [found for key, inner in part.items() for found in without_limit(inner, f"{path}.{key}")]
+
+    found = without_limit(json.loads(json_schema()))
+    assert found == []
+    assert without_limit({"a": {"type": "integer"}}) == [".a"]
 
 
 # --- short forms and defaults -------------------------------------------------------------------------------------
@@ -308,7 +403,7 @@ def test_settings_cannot_be_changed_after_reading():
         experiment().sampling.temperature = 2
 
 
-# --- what an experiment uses --------------------------------------------------------------------------------------
+# --- what an experiment uses, and what not -------------------------------------------------------------------------
 
 
 def test_models_of_an_experiment_are_those_of_agents_and_used_reward_models():
@@ -334,6 +429,33 @@ def test_the_task_reward_needs_no_reward_model():
 def test_only_reward_models_that_a_method_names_are_used():
     found = experiment(reward_models={"a": {}, "b": {}}, methods={"marlhf": {"reward_model": "b"}})
     assert list(used_reward_models(found)) == ["b"]
+
+
+def test_sections_that_no_method_uses_are_found():
+    found = experiment(
+        methods={"madpo": {"preferences": "many"}},
+        collections={"default": {}, "wide": {"candidates": 32}, "hot": {"sampling": {"temperature": 2.0}}},
+        preferences={"many": {"collection": "wide"}, "few": {}},
+        reward_models={"default": {"preferences": "many"}},
+    )
+    assert unused_sections(found) == ["collections.hot", "preferences.few", "reward_models.default"]
+
+
+def test_a_default_that_nobody_wrote_refers_to_nothing():
+    found = experiment(
+        methods={"madpo": {"preferences": "mine"}},
+        collections={"wide": {}},
+        preferences={"mine": {"collection": "wide"}},
+    )
+    assert unused_sections(found) == []
+    assert "preferences.default.collection: 'default' is not defined" in experiment_refusal(collections={"wide": {}})
+
+
+def test_a_default_that_nobody_wrote_is_no_finding():
+    assert unused_sections(experiment(methods=["base"], sampling={"temperature": 0.5})) == []
+    assert unused_sections(experiment(methods=["base"], preferences={"default": {"min_gap": 1}})) == [
+        "preferences.default"
+    ]
 
 
 def test_every_algorithm_but_base_has_a_trainer():
@@ -427,6 +549,7 @@ def test_team_members_can_be_folders_of_earlier_runs():
 
 
 VALIDATION = {"items": {"validation_fraction": 0.2}}
+EXPLORED = {"collections": {"default": {"sampling": {"temperature": 1.0}}}}
 #: What is refused when the configuration is read: experiment, the key that is named, what is said.
 CONSTRAINTS = {
     "clip without a ratio": (
@@ -624,8 +747,8 @@ CONSTRAINTS = {
     ),
     **{
         f"greedy sampling of {name}": (
-            {"sampling": {"temperature": 0}, "methods": {"it": {"algorithm": name}}},
-            "sampling.temperature: 0 is greedy, but methods.it learns from samples that differ",
+            {"sampling": {"temperature": 0}, **EXPLORED, "methods": {"it": {"algorithm": name}}},
+            "sampling.temperature: makes all generations of methods.it equal, so that it learns nothing",
         )
         for name in [*BACKENDS, "marlhf"]
     },
@@ -728,7 +851,7 @@ def test_a_mistake_is_told_once_and_without_names_of_kinds(case):
         {"methods": {"it": {"algorithm": "magrpo", "keep_checkpoints": True, "schedule_steps": 100}}},
         {"methods": {"it": {"algorithm": "iac", "keep_checkpoints": True, "decay": "constant", "warmup_fraction": 0}}},
         {"team": {"models": ["tiny", "tiny"], "share_weights": True}, "methods": {"it": {"algorithm": "iac"}}},
-        {"sampling": {"temperature": 0}, "methods": ["base", "madpo"]},
+        {"sampling": {"temperature": 0}, **EXPLORED, "methods": ["base", "madpo"]},
         {
             "items": {"validation_source": "v.jsonl"},
             "methods": {

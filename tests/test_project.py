@@ -7,7 +7,7 @@ import pytest
 from comlrl_stages.config import Model
 from comlrl_stages.config_methods import ActorCritic, Madpo
 from comlrl_stages.errors import UserError
-from comlrl_stages.project import load_project, merge, read_yaml
+from comlrl_stages.project import from_command_line, known_names, load_project, merge, read_yaml
 
 ROOT = Path(__file__).parents[1]
 MINIMAL = "task: length_ratio\nteam: tiny\nmethods: [base, madpo, marlhf]\n"
@@ -240,6 +240,8 @@ def test_yaml_anchors_and_merge_keys_work(folder):
     ("content", "told"),
     [
         (b"a: [1\n", "is not valid YAML: while parsing a flow sequence"),
+        (b"a: 1\nb:\n\tc: 2\n", "(line 3, column 1); indent with spaces, not with tabs"),
+        (b"a: 1\nb: 'c\n", "found unexpected end of stream (line 3, column 1)"),
         (b"a: b: c\n", "is not valid YAML: mapping values are not allowed here"),
         (b"a: !!python/object:os.system x\n", "is not valid YAML: could not determine a constructor"),
         (b"a: 2024-13-45\n", "is not valid YAML: month must be in 1..12"),
@@ -256,6 +258,36 @@ def test_a_file_that_is_no_yaml_mapping_is_refused_with_its_name(tmp_path, conte
     path.write_bytes(content)
     text = refusal(read_yaml, path)
     assert text.startswith(f"{path}: ") and told in text
+
+
+def test_a_mistake_at_the_top_has_no_place_but_its_key(folder):
+    text = refused_experiment(folder, MINIMAL + "seeds: [1, 1]\n")
+    assert text == f"{folder / 'experiments/first.yaml'}: seeds: [1, 1] names a seed twice"
+
+
+# --- the command line ---------------------------------------------------------------------------------------------
+
+
+def test_values_of_the_command_line_keep_their_types():
+    entries = ["experiments=[a]", "override={a: {b: false, c: '2', d: 3, e: null}}", "x=", "y='[1]'"]
+    expected = {"a": {"b": False, "c": "2", "d": 3, "e": None}}
+    assert from_command_line(entries) == {"experiments": ["a"], "override": expected, "x": None, "y": [1]}
+
+
+def test_later_values_of_the_command_line_lie_over_earlier_ones():
+    assert from_command_line(["a={b: 1, c: 2}", "a={c: 3}"]) == {"a": {"b": 1, "c": 3}}
+
+
+@pytest.mark.parametrize("text", ["{experiments: {first: {seeds: [0]}", "{a: b: c}", "[1"])
+def test_broken_yaml_of_the_command_line_is_told_with_its_place(text):
+    told = refusal(from_command_line, [f"override={text}"])
+    assert told.startswith("--config override=...: is not valid YAML: ") and "(line 1, column " in told
+
+
+def test_names_that_have_a_file_are_known(folder):
+    write(folder / "experiments/another.yaml", MINIMAL)
+    assert known_names([folder], "experiments") == ["another", "first"]
+    assert known_names([folder, ROOT / "config"], "models") == ["smollm2", "tiny"]
 
 
 def test_keys_that_are_no_text_are_refused(folder):

@@ -136,7 +136,7 @@ def test_json_does_not_depend_on_the_order_of_keys_in_a_mapping():
     ("stage", "reads", "reads_not"),
     [
         ("prepare", "builtin dtype torch_threads", "seed compute"),
-        ("split", "source task.name parameters agents validation_fraction", "compute seed sampling team episode"),
+        ("split", "source task.name agents validation_fraction", "compute seed sampling team episode"),
         (
             "sample",
             "seed candidates sampling.top_p compute.sampling_tokens",

@@ -12,6 +12,7 @@ import numpy as np
 
 Rule = Literal["reward_gap", "random", "all"]
 GAP_DECIMALS = 9
+LARGEST_GAP = np.finfo(np.float64).max
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ def _eligible(
     keys = np.array([number_of[key] for key in token_keys], dtype=np.int64)
     upper, lower = np.triu_indices(len(finite), k=1)
     first, second = finite[upper], finite[lower]
-    gaps = rewards[first] - rewards[second]
+    with np.errstate(over="ignore"):  # gaps beyond the largest float count as equal
+        gaps = np.clip(rewards[first] - rewards[second], -LARGEST_GAP, LARGEST_GAP)
     equal = keys[first] == keys[second]
     tie = ~equal & (gaps == 0)
     small = ~equal & ~tie & (np.abs(gaps) < min_gap)

@@ -13,13 +13,13 @@ import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
 from comlrl_stages.learning import calibration
-from comlrl_stages.reporting import diagram, figures, findings, records
-from comlrl_stages.reporting.numbers import MISSING, duration, estimate, number, percent, plural
+from comlrl_stages.reporting import answer, cost, diagram, figures, findings, records
+from comlrl_stages.reporting.numbers import MISSING, estimate, number, percent, plural
 from comlrl_stages.reporting.page import Figure, Page, Section, Table
 from comlrl_stages.reporting.records import Record
 from comlrl_stages.reporting.responses import sample_responses
 from comlrl_stages.reporting.statistics import rank_correlation
-from comlrl_stages.reporting.summary import Design, Result, agent_values, reported, written
+from comlrl_stages.reporting.summary import Design, Result, agent_values, defined, method_table, reported, written
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def page_of(material: Material) -> Page:
     return Page(
         title=material.experiment,
         description=material.description,
-        headline=findings.headline(material.results, design),
+        headline=answer.headline(material.results, design),
         facts=_facts(material),
         warnings=findings.warnings(
             material.evaluation, material.logs, _accuracies(material.reward_models), material.results, design
@@ -120,64 +120,70 @@ def _items_note(chosen: str, shown: int, design: Design) -> str:
 
 def _results(material: Material) -> Section:
     design, found = material.design, material.results
-    quantity = "reward of the last turn" if design.turns > 1 else "reward"
-    level = f"{100 * design.confidence:g} %"
-    shown = [
-        material.figure(
-            "scores",
-            figures.scores(found, quantity),
-            "Eval scores. " + "; ".join(f"{r.method} {estimate(r.mean)}" for r in found),
-            f"Mean eval {quantity} (disc) and interquartile mean (diamond) over seeds and items, {level} intervals; "
-            f"the dots above are single seeds. {design.size}, {design.decoding}. The intervals are percentiles of "
-            f"{design.replicates:,} bootstrap data sets that redraw seeds and, crossed with them, items.",
-        )
-    ]
+    shown = [_scores(material)]
     compared = [result for result in found if result.improvement is not None]
     if compared:
-        shown.append(
-            material.figure(
-                "improvement",
-                figures.improvement(compared, design.methods),
-                "Probability of improvement over base. "
-                + "; ".join(f"{r.method} {estimate(r.improvement)}" for r in compared),
-                "How likely a random seed of the method is to beat a random seed of base on a random eval item, ties "
-                f"counting one half. Each seed's score on an item is its mean over {plural(design.samples, 'sample')}. "
-                f"{level} bootstrap intervals over seeds (of either side) and items. An interval without width says "
-                "that every seed won on every item, which few seeds cannot tell from winning often.",
-            )
-        )
-    tables = [(f"Methods, over {design.size}", _methods(found, level))]
+        shown.append(_improvement(material, compared))
+    tables = [(f"Methods, over {design.size}", Table(*method_table(found, design)))]
     return Section("results", "Results", figures=shown, tables=tables, tables_first=True)
 
 
-def _methods(found: Sequence[Result], level: str) -> Table:
-    head = ["method", f"mean [{level}]", f"IQM [{level}]", "difference to base", "P(improvement)", "seeds"]
-    rows = [
-        [
-            r.method,
-            estimate(r.mean),
-            estimate(r.iqm),
-            estimate(r.difference, signed=True),
-            estimate(r.improvement),
-            str(int((~np.isnan(r.seed_means)).sum())),
-        ]
-        for r in found
-    ]
-    return Table(head, rows)
+def _scores(material: Material) -> Figure:
+    design, found = material.design, material.results
+    quantity = design.quantity
+    if len(design.seeds) > 1:
+        dots, redrawn = "the dots above are single seeds", "seeds and, crossed with them, items"
+    else:
+        dots, redrawn = "the dot above is the one seed", "items; with one seed they say nothing of other seeds"
+    return material.figure(
+        "scores",
+        figures.scores(found, quantity),
+        "Eval scores. " + "; ".join(f"{r.method} {estimate(r.mean)}" for r in found),
+        f"Mean eval {quantity} (disc) and interquartile mean (diamond) over {design.resampled}, "
+        f"{100 * design.confidence:g} % intervals; {dots}. {design.size}, {design.decoding}. The intervals are "
+        f"percentiles of {design.replicates:,} bootstrap data sets that redraw {redrawn}.",
+    )
+
+
+def _improvement(material: Material, compared: Sequence[Result]) -> Figure:
+    design = material.design
+    several = len(design.seeds) > 1
+    seeds = ("a random seed", "a random seed", "Each seed's") if several else ("the one seed", "that", "Its")
+    resampled = "seeds (of either side) and items" if several else "items"
+    return material.figure(
+        "improvement",
+        figures.improvement(compared, design.methods),
+        "Probability of improvement over base. " + "; ".join(f"{r.method} {estimate(r.improvement)}" for r in compared),
+        f"How likely {seeds[0]} of the method is to beat {seeds[1]} of base on a random eval item, ties counting one "
+        f"half. {seeds[2]} score on an item is its mean over {plural(design.samples, 'sample')}. "
+        f"{100 * design.confidence:g} % bootstrap intervals over {resampled}. An interval without width says that "
+        f"{'every seed' if several else 'it'} won (or lost, or tied) on every item, which few of them cannot tell from "
+        "doing so often.",
+    )
 
 
 def _learning(material: Material) -> Section | None:
-    drawing = figures.learning_curves(material.logs, material.design.methods)
+    logs = defined(material.logs)
+    drawing = figures.learning_curves(logs, material.design.methods)
     if drawing is None:
         return None
-    seeds = material.logs["seed"].nunique()
-    caption = (
-        f"One row per phase of training. Lines are means over {plural(seeds, 'seed')}, bands reach from the lowest to "
-        "the highest seed. Rewards are plotted against joint responses evaluated (env_step), all else against training "
-        "steps; rounds are laid end to end. The reward trained on may be a learned one, with a scale of its own: "
-        "compare methods by the task reward."
+    seeds = logs["seed"].nunique()
+    over = (
+        "Lines are of the one seed."
+        if seeds == 1
+        else (f"Lines are means over {plural(seeds, 'seed')}, bands reach from the lowest to the highest seed.")
     )
-    figure = material.figure("learning_curves", drawing, _curves_alt(material.logs), caption)
+    caption = (
+        f"One row per phase of training. {over} Discs are logged steps, where there are few. Rewards are plotted "
+        "against joint responses evaluated (env_step), all else against training steps; rounds are laid end to end. "
+        "The reward trained on may be a learned one, with a scale of its own: compare methods by the task reward."
+    )
+    if "accuracy" in set(material.logs["name"]):
+        caption += (
+            " Preference accuracy is the share of pairs whose winner is preferred; a tie counts as wrong. It begins "
+            "where not every pair ties: before its first update a policy prefers neither side."
+        )
+    figure = material.figure("learning_curves", drawing, _curves_alt(logs), caption)
     return Section("learning", "Learning", figures=[figure])
 
 
@@ -270,26 +276,40 @@ def _responses(material: Material) -> Section:
 
 
 def _cost(material: Material) -> Section | None:
-    by_stage: dict[str, tuple[float, int]] = {}
-    for record in records.runs(material.records):
-        seconds, _ = by_stage.get(record.stage, (0.0, 0))
-        by_stage[record.stage] = (seconds + record.wall_s, 0)
-    for record in material.records:
-        seconds, tokens = by_stage[record.stage]
-        by_stage[record.stage] = (seconds, tokens + record.tokens)
-    if not by_stage:
+    """What training and sampling took, as far as it is the same on every machine; the rest is on the page of costs."""
+    if not material.records:
         return None
-    stages = sorted(((stage, *numbers) for stage, numbers in by_stage.items()), key=lambda row: -row[1])
-    total = sum(seconds for _, seconds, _ in stages)
-    figure = material.figure(
-        "costs",
-        figures.costs(stages),
-        "Time and tokens by stage. " + "; ".join(f"{s} {duration(t)}, {n:,} tokens" for s, t, n in stages),
-        f"Wall time and tokens by stage, summed over {plural(len(records.runs(material.records)), 'run')} "
-        f"({duration(total)} in all, as if one after the other; a run that was killed and resumed counts from its last "
-        "start). Shared stages count once.",
+    tokens: dict[str, int] = {}
+    for record in material.records:
+        tokens[record.stage] = tokens.get(record.stage, 0) + record.tokens
+    counted = sorted(((stage, n) for stage, n in tokens.items() if n), key=lambda row: -row[1])
+    shown = []
+    if counted:
+        figure = material.figure(
+            "tokens",
+            figures.bars([(stage, n, f"{n:,}") for stage, n in counted], "tokens"),
+            "Tokens by stage. " + "; ".join(f"{stage} {n:,}" for stage, n in counted),
+            f"Tokens by stage, summed over {plural(len(records.runs(material.records)), 'run')}. Shared stages count "
+            "once.",
+        )
+        shown.append(figure)
+    lead = (
+        "Tokens and environment steps. Wall times, memory and hosts differ between runs of equal results, so they "
+        "stand on a page of their own, which the report's manifest does not list:"
     )
-    return Section("cost", "Time and tokens", figures=[figure])
+    table = (
+        "Training, summed over seeds and rounds (env steps: joint responses evaluated)",
+        _training(material.summary),
+    )
+    return Section(
+        "cost", "Cost", lead, figures=shown, tables=[table], link=(f"{cost.FOLDER}/{cost.NAME}", "what the stages took")
+    )
+
+
+def _training(summary: pd.DataFrame) -> Table:
+    sums = summary.groupby("method", sort=False)[["env_steps", "tokens_trained"]].sum()
+    head = ["method", "env steps", "tokens trained on"]
+    return Table(head, [[method, f"{row.env_steps:,}", f"{row.tokens_trained:,}"] for method, row in sums.iterrows()])
 
 
 def _pipeline(material: Material) -> Section | None:

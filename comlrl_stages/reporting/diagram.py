@@ -32,7 +32,7 @@ def pipeline(graph: Pipeline, methods: Sequence[str]) -> Figure:
         _arrow(axes, way(place[source], place[target], place.values(), share))
     for key, node in graph.nodes.items():
         _box(axes, place[key], node, shades.get(node.lane, MUTED))
-    for lane in {node.lane for node in graph.nodes.values()}:
+    for lane in dict.fromkeys(node.lane for node in graph.nodes.values()):
         row = min(place[key][1] for key, node in graph.nodes.items() if node.lane == lane)
         axes.text(-2.08, row, lane, ha="left", va="center", color=shades.get(lane, INK), weight="bold", fontsize=8)
     return figure

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
+import matplotlib.style
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -65,7 +65,7 @@ STYLE = {
     "ytick.labelcolor": INK,
     "ytick.labelsize": 8,
 }
-styled = matplotlib.rc_context(STYLE)
+styled = matplotlib.style.context(STYLE, after_reset=True)  # a user's matplotlibrc must not change the bytes
 
 #: The page's name of each colour, so that a figure follows its light or dark theme.
 VARIABLES = {
@@ -86,6 +86,7 @@ _CURVES = {
     "kl": "KL to reference, nats/token",
 }
 _ACROSS, _POINTS, _DOTS, _BINS = 3, 200, 1500, 24
+_MARKED = 10  # a curve of no more points shows each as a disc; a single one would be invisible without
 
 
 @dataclass(frozen=True)
@@ -244,17 +245,22 @@ def lengths(responses: pd.DataFrame, methods: Sequence[str]) -> Figure:
 
 
 @styled
-def costs(stages: Sequence[tuple[str, float, int]]) -> Figure:
-    """Draw wall time and tokens of each stage, summed over its runs; stages: (stage, seconds, tokens)."""
-    names = [name for name, _, _ in stages]
+def bars(rows: Sequence[tuple[str, float, str]], label: str) -> Figure:
+    """Draw named quantities as bars, the first on top; rows: (name, value, how the value is written)."""
+    names, values, texts = zip(*rows, strict=True)
     figure = Figure(figsize=(WIDTH, 0.65 + 0.24 * len(names)))
-    seconds, tokens = figure.subplots(1, 2, sharey=True)
-    _bars(seconds, [s for _, s, _ in stages], [number(float(s)) for _, s, _ in stages], PALETTE[0])
-    _bars(tokens, [t for _, _, t in stages], [f"{t:,}" if t else "" for _, _, t in stages], PALETTE[2])
-    seconds.set_xlabel("wall time, s")
-    tokens.set_xlabel("tokens")
-    seconds.set_yticks(range(len(names)), names)
-    seconds.invert_yaxis()
+    axes = figure.subplots()
+    axes.barh(range(len(values)), values, color=PALETTE[0], height=0.62)
+    for row, (value, text) in enumerate(zip(values, texts, strict=True)):
+        axes.annotate(text, (value, row), (3, 0), textcoords="offset points", va="center", fontsize=7.5)
+    axes.set_xlim(0, max([*values, 1e-9]) * 1.2)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+    axes.grid(False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(label)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
     return figure
 
 
@@ -291,7 +297,7 @@ def _key(figure: Figure, marks: dict[str, tuple[str, str]]) -> None:
 
 
 def _curve_names(rows: pd.DataFrame) -> list[str]:
-    logged = set(rows["name"])
+    logged = set(rows.loc[rows["value"].notna(), "name"])
     known = [name for name in _CURVES if name in logged]
     return (known or sorted(logged))[:_ACROSS]
 
@@ -302,13 +308,25 @@ def _curve_panel(axes: Axes, rows: pd.DataFrame, colour: dict[str, str], dashes:
         x, values = _over_seeds(own, counted)
         known = ~np.isnan(values).all(axis=0)
         x, values = x[known], values[:, known]
+        if not len(x):
+            continue
         if len(values) > 1:
-            low, high = np.nanmin(values, axis=0), np.nanmax(values, axis=0)
-            axes.fill_between(x, low, high, color=colour[owner], alpha=0.18, linewidth=0)
-        axes.plot(x, np.nanmean(values, axis=0), color=colour[owner], linestyle=dashes[owner])
+            _range(axes, x, np.nanmin(values, axis=0), np.nanmax(values, axis=0), colour[owner])
+        marker = "o" if len(x) <= _MARKED else ""
+        mean = np.nanmean(values, axis=0)
+        axes.plot(x, mean, color=colour[owner], linestyle=dashes[owner], marker=marker, markersize=3.5)
     axes.set_xlabel("joint responses" if counted == "env_step" else "step")
     axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5))
+    if rows[counted].nunique() == 1:
+        axes.set_xticks(rows[counted].unique())
+
+
+def _range(axes: Axes, x: np.ndarray, low: np.ndarray, high: np.ndarray, shade: str) -> None:
+    if len(x) > 1:
+        axes.fill_between(x, low, high, color=shade, alpha=0.18, linewidth=0)
+    else:
+        axes.vlines(x, low, high, color=shade, alpha=0.4, linewidth=3)
 
 
 def _over_seeds(rows: pd.DataFrame, counted: str) -> tuple[np.ndarray, np.ndarray]:
@@ -382,16 +400,5 @@ def _reasons(axes: Axes, found: pd.Series, reasons: Sequence[str], shade: str) -
     axes.set_ylim(len(reasons) - 0.4, -0.6)
     axes.set_xlim(0, 1.35)
     axes.set_xticks([0, 0.5, 1])
-    axes.grid(False, axis="y")
-    axes.tick_params(axis="y", length=0)
-
-
-def _bars(axes: Axes, values: Sequence[float], texts: Sequence[str], shade: str) -> None:
-    axes.barh(range(len(values)), values, color=shade, height=0.62)
-    for row, (value, text) in enumerate(zip(values, texts, strict=True)):
-        axes.annotate(text, (value, row), (3, 0), textcoords="offset points", va="center", fontsize=7.5)
-    axes.set_xlim(0, max([*values, 1e-9]) * 1.3)
-    axes.xaxis.set_major_locator(MaxNLocator(4))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
     axes.grid(False, axis="y")
     axes.tick_params(axis="y", length=0)

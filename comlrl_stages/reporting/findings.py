@@ -1,4 +1,4 @@
-"""What the numbers say: the answer in plain words, and the reasons to doubt it."""
+"""The reasons to doubt the numbers, each in a sentence."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,29 +7,16 @@ import pandas as pd
 
 from comlrl_stages.reporting.numbers import estimate, number, percent, plural
 from comlrl_stages.reporting.summary import (
+    BASE,
     TRUNCATED,
     Design,
     Result,
     agent_values,
-    difference,
     kl_per_token,
     reported,
 )
 
-FEW_SEEDS, FEW_ITEMS = 5, 10
 MOST_ZERO_VARIANCE, MOST_TRUNCATED, LEAST_ACCURACY, MOST_KL = 0.8, 0.2, 0.6, 1.0
-
-
-def headline(found: Sequence[Result], design: Design) -> list[str]:
-    """Return the answer as a few sentences, the best method first."""
-    ranked = sorted((r for r in found if not np.isnan(r.mean.value)), key=lambda r: -r.mean.value)
-    if not ranked:
-        return ["No eval reward could be computed: every sample failed to score."]
-    best, quantity = ranked[0], "reward of the last turn" if design.turns > 1 else "reward"
-    sentences = [f"{best.method} scores highest: mean eval {quantity} {estimate(best.mean)} over {design.size}."]
-    sentences += _against_base(best, ranked)
-    sentences += _against_runner_up(ranked, design)
-    return [*sentences, _caution(design)]
 
 
 def warnings(
@@ -44,7 +31,8 @@ def warnings(
     return [
         *_unclear(found),
         *_missing(evaluation, design),
-        *_unscored(evaluation),
+        *_unscored(evaluation, found),
+        *_left_out(found),
         *_flat_groups(logs),
         *_truncated(rows),
         *_weak_reward_models(accuracies),
@@ -52,47 +40,16 @@ def warnings(
     ]
 
 
-def _against_base(best: Result, ranked: Sequence[Result]) -> list[str]:
-    base = next((result for result in ranked if result.method == "base"), None)
-    if base is None:
-        return []
-    if best is base:
-        return ["No method beats the untrained base team."]
-    clear = "" if not best.difference.covers(0) else ", an interval that holds 0: the gain is not established"
-    return [
-        f"The untrained base team scores {estimate(base.mean)}; "
-        f"the paired difference is {estimate(best.difference, signed=True)}{clear}."
-    ]
-
-
-def _against_runner_up(ranked: Sequence[Result], design: Design) -> list[str]:
-    others = [result for result in ranked[1:] if result.method != "base"]
-    if not others or ranked[0].method == "base":
-        return []
-    lead = difference(ranked[0], others[0], design)
-    verdict = "which holds 0: the two are not told apart" if lead.covers(0) else "which favours this order"
-    return [f"Its lead over the next method, {others[0].method}, is {estimate(lead, signed=True)}, {verdict}."]
-
-
-def _caution(design: Design) -> str:
-    level = f"{100 * design.confidence:g} % bootstrap intervals over seeds and items"
-    few = [
-        plural(n, noun)
-        for n, noun, least in ((len(design.seeds), "seed", FEW_SEEDS), (len(design.items), "item", FEW_ITEMS))
-        if n < least
-    ]
-    if not few:
-        return f"Brackets are {level}."
-    return f"Brackets are {level}; with only {' and '.join(few)} they are rough and tend to be too narrow."
-
-
 def _unclear(found: Sequence[Result]) -> Iterable[str]:
     for result in found:
-        if result.difference is not None and result.difference.covers(0):
-            yield (
-                f"{result.method}: the interval of its difference to base, "
-                f"{estimate(result.difference, signed=True)}, holds 0. Neither a gain nor a loss is established."
-            )
+        lead = result.difference
+        if lead is None or np.isnan(lead.value) or lead.excludes_zero:
+            continue
+        why = "has no interval" if np.isnan(lead.low) else "has an interval that holds 0"
+        yield (
+            f"{result.method}: its difference to base, {estimate(lead, signed=True)}, {why}. "
+            "Neither a gain nor a loss is established."
+        )
 
 
 def _missing(evaluation: pd.DataFrame, design: Design) -> Iterable[str]:
@@ -103,14 +60,40 @@ def _missing(evaluation: pd.DataFrame, design: Design) -> Iterable[str]:
             yield f"{method}: no evaluation for seed {', '.join(absent)}. Its numbers rest on the other seeds."
 
 
-def _unscored(evaluation: pd.DataFrame) -> Iterable[str]:
+def _unscored(evaluation: pd.DataFrame, found: Sequence[Result]) -> Iterable[str]:
     failed = evaluation[evaluation["reward"].isna()]
+    thin = {result.method: int(((result.scored < result.drawn) & result.known).sum()) for result in found}
     for method, rows in failed.groupby("method"):
         total = int((evaluation["method"] == method).sum())
         reasons = ", ".join(f"{count:,} {status}" for status, count in rows["status"].value_counts().items())
+        fewer = (
+            f" {plural(thin[method], 'cell')} (a seed on an item) rest on fewer samples." if thin.get(method) else ""
+        )
         yield (
             f"{method}: {len(rows):,} of {plural(total, 'evaluated joint response')} have no reward ({reasons}). "
-            "They are left out of every mean, not counted as zero."
+            f"They are left out of every mean, not counted as zero.{fewer}"
+        )
+
+
+def _left_out(found: Sequence[Result]) -> Iterable[str]:
+    """Count the cells that a comparison with base leaves out, each under one reason."""
+    base = next((result for result in found if result.method == BASE), None)
+    for result in found if base is not None else ():
+        missing = ~(result.known & base.known)
+        if result is base or not missing.any():
+            continue
+        reasons = []
+        for one in (result, base):
+            for why, cells in (("not evaluated", one.drawn == 0), ("without any reward", one.drawn > 0)):
+                count = int((missing & ~one.known & cells).sum())
+                reasons += [f"{count:,} {why} for {one.method}"] if count else []
+            missing = missing & one.known
+        total = result.cells.size
+        left_out = int((~(result.known & base.known)).sum())
+        yield (
+            f"{result.method}: of {plural(total, 'cell')} (a seed on an item) {left_out:,} are left out of its "
+            f"comparison with base ({', '.join(reasons)}), which is over the other {total - left_out:,}. "
+            "The mean of each method is over all cells that it has itself."
         )
 
 

@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else: no script, no font, no image, no request."""
+"""A page of the report as one HTML file that needs nothing else: no script, no font, no image, no request."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +34,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: what it is called, a line on what it answers, and what it shows."""
+    """A part of the page: what it is called, a line on what it answers, and what it shows.
+
+    link: address and words of a link that ends the line.
+    """
 
     anchor: str
     title: str
@@ -43,11 +46,12 @@ class Section:
     tables: Sequence[tuple[str, Table]] = ()
     folded: bool = False
     tables_first: bool = False
+    link: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
 class Page:
-    """Everything that the template shows."""
+    """Everything that the template shows. kind: what page it is; start: what the contents call its head."""
 
     title: str
     description: str
@@ -58,6 +62,8 @@ class Page:
     items: Sequence[object] = ()
     items_note: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
+    kind: str = "Experiment report"
+    start: str = "Answer"
 
 
 def render(page: Page) -> str:

@@ -44,7 +44,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class Record:
-    """One artifact and the facts that lie beside it."""
+    """One artifact and the facts that lie beside it; wall time and memory are NaN where no timing lies there."""
 
     path: Path
     owner: Owner
@@ -58,6 +58,8 @@ class Record:
     tokens: int
     dropped: Mapping[str, int]
     wall_s: float
+    memory_mb: float
+    host: str
     work: str
     inputs: tuple[Path, ...]
 
@@ -175,7 +177,9 @@ def _record(path: Path) -> Record:
         rows=counts.get("rows"),
         tokens=int(counts.get("tokens") or 0),
         dropped=counts.get("dropped") or {},
-        wall_s=float(timing.get("wall_s", 0.0)),
+        wall_s=float(timing.get("wall_s", "nan")),
+        memory_mb=float(timing.get("peak_memory_mb", "nan")),
+        host=str(timing.get("host", "")),
         work=_digest([os.path.dirname(os.path.abspath(path)), provenance]),
         inputs=tuple(Path(given["path"]) for given in provenance.get("inputs", [])),
     )

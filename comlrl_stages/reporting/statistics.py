@@ -13,13 +13,17 @@ Two designs occur, and each has its bootstrap:
 Metrics follow Agarwal et al. 2021 ("Deep RL at the edge of the statistical precipice") and Chen et al. 2021 (pass@k).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
+from comlrl_stages.seeding import stream
+
 Statistic = Callable[[np.ndarray], np.ndarray]
 
+#: A difference as small as this is none: it comes from rounding.
+ROUNDING = 1e-12
 _CHUNK = 4_000_000  # resampled numbers held at a time; decides memory, and is fixed so that draws are too
 
 
@@ -34,6 +38,11 @@ class Estimate:
     def covers(self, number: float) -> bool:
         """Return whether the interval holds `number`; an unknown interval holds everything."""
         return not (number < self.low or number > self.high)
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Return whether a difference is established: its interval is known and does not hold 0."""
+        return not self.covers(0) and abs(self.value) > ROUNDING
 
 
 def mean(scores: np.ndarray) -> np.ndarray:
@@ -79,6 +88,39 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     return float(1.0 - np.prod(1.0 - k / np.arange(samples - correct + 1, samples + 1)))
 
 
+def samples_by_item(items: Iterable[str], scores: Iterable[float]) -> tuple[list[str], np.ndarray]:
+    """Return the items in the order of their names and their scores (items, samples), NaN where there is none.
+
+    items, scores: one of each for every sample; the samples of an item stay in the order in which they are given.
+    """
+    grouped: dict[str, list[float]] = {}
+    for item, score in zip(items, scores, strict=True):
+        grouped.setdefault(item, []).append(score)
+    names = sorted(grouped)
+    table = np.full((len(names), max(map(len, grouped.values()), default=0)), np.nan)
+    for row, name in enumerate(names):
+        table[row, : len(grouped[name])] = grouped[name]
+    return names, table
+
+
+def per_token(values: Iterable[float], tokens: Iterable[int]) -> float:
+    """Return the mean of `values` with every token weighing alike; NaN without tokens."""
+    values, tokens = np.asarray(list(values), dtype=np.float64), np.asarray(list(tokens), dtype=np.float64)
+    return float(_divide((values * tokens).sum(), tokens.sum()))
+
+
+def team_bootstrap(
+    scores: np.ndarray, seed: int, *place: str | int, replicates: int = 5000, confidence: float = 0.95
+) -> Estimate:
+    """Estimate the mean score of one trained team, as its card, its metrics and the report show it.
+
+    scores: (items, samples) of `samples_by_item`. The stream belongs to the team's seed and the `place`, split and
+    decoding (and the turn, if it is not about the score of whole episodes): whoever asks gets the same digits.
+    """
+    draws = stream(seed, "evaluate", "bootstrap", *place)
+    return item_bootstrap(scores, draws, replicates=replicates, confidence=confidence)
+
+
 def item_bootstrap(
     scores: np.ndarray,
     generator: np.random.Generator,
@@ -99,13 +141,15 @@ def item_bootstrap(
     scores = _shaped(scores, 2)
     items, samples = scores.shape
     packed, known = _known_first(scores)
-    draws = np.empty(replicates)
-    for part in _chunks(replicates, items * samples):
-        rows = generator.integers(items, size=(part.stop - part.start, items))
+
+    def resampled(size: int) -> np.ndarray:
+        rows = generator.integers(items, size=(size, items))
         columns = _below(generator.random((*rows.shape, samples)), known[rows][..., None])
         taken = np.where(np.arange(samples) < known[rows][..., None], packed[rows[..., None], columns], np.nan)
-        draws[part] = statistic(mean(taken))
-    return _estimate(statistic(mean(scores)), draws, confidence, varies=scores.size > 1)
+        return statistic(mean(taken))
+
+    known_scores = int(known.sum())
+    return _bootstrap(statistic(mean(scores)), resampled, scores.size, known_scores, replicates, confidence)
 
 
 def seed_item_bootstrap(
@@ -122,12 +166,13 @@ def seed_item_bootstrap(
     """
     scores = _shaped(scores, 2)
 
-    def resampled(seeds: np.ndarray, items: np.ndarray) -> np.ndarray:
+    def resampled(size: int) -> np.ndarray:
+        seeds, items = _crossed(scores.shape, size, generator)
         taken = scores[seeds[:, :, None], items[:, None, :]]
-        return statistic(taken.reshape(len(taken), -1))
+        return statistic(taken.reshape(size, -1))
 
-    draws = _crossed(resampled, scores.shape, generator, replicates)
-    return _estimate(statistic(scores.ravel()), draws, confidence, varies=scores.size > 1)
+    known = int((~np.isnan(scores)).sum())
+    return _bootstrap(statistic(scores.ravel()), resampled, scores.size, known, replicates, confidence)
 
 
 def paired_difference(
@@ -162,15 +207,17 @@ def improvement_bootstrap(
     """
     scores, base = _shaped(scores, 2), _shaped(base, 2)
 
-    def resampled(seeds: np.ndarray, items: np.ndarray) -> np.ndarray:
-        other = generator.integers(len(base), size=(len(seeds), len(base)))
+    def resampled(size: int) -> np.ndarray:
+        seeds, items = _crossed(scores.shape, size, generator)
+        other = generator.integers(len(base), size=(size, len(base)))
         won = probability_of_improvement(
             scores.T[items[:, :, None], seeds[:, None, :]], base.T[items[:, :, None], other[:, None, :]]
         )
         return mean(won)
 
-    draws = _crossed(resampled, (*scores.shape, len(base)), generator, replicates)
-    return _estimate(mean(probability_of_improvement(scores.T, base.T)), draws, confidence, varies=scores.size > 1)
+    value = mean(probability_of_improvement(scores.T, base.T))
+    pairs = scores.T[:, :, None] - base.T[:, None, :]
+    return _bootstrap(value, resampled, pairs.size, int((~np.isnan(pairs)).sum()), replicates, confidence)
 
 
 def rank_correlation(x: np.ndarray, y: np.ndarray) -> float:
@@ -188,26 +235,27 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     return (np.cumsum(counts) - (counts - 1) / 2)[place]
 
 
-def _crossed(
-    resampled: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    shape: tuple[int, ...],
-    generator: np.random.Generator,
+def _crossed(shape: tuple[int, ...], size: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Draw for each of `size` replicates seeds (size, seeds) and, independently of them, items (size, items)."""
+    seeds, items = shape
+    return generator.integers(seeds, size=(size, seeds)), generator.integers(items, size=(size, items))
+
+
+def _bootstrap(
+    value: np.ndarray,
+    resampled: Callable[[int], np.ndarray],
+    size: int,
+    known: int,
     replicates: int,
-) -> np.ndarray:
-    """Draw seeds and items for each replicate and return the statistic of each resampled table."""
-    seeds, items = shape[:2]
-    draws = np.empty(replicates)
-    for part in _chunks(replicates, int(np.prod(shape))):
-        size = part.stop - part.start
-        draws[part] = resampled(
-            generator.integers(seeds, size=(size, seeds)), generator.integers(items, size=(size, items))
-        )
-    return draws
+    confidence: float,
+) -> Estimate:
+    """Return `value` with the percentile interval of `resampled`, which maps a number of replicates to as many draws.
 
-
-def _estimate(value: np.ndarray, draws: np.ndarray, confidence: float, *, varies: bool) -> Estimate:
+    size: numbers that one replicate holds in memory. known: scores behind the value; a single one has no interval.
+    """
+    draws = np.concatenate([resampled(part) for part in _chunks(replicates, size)])
     draws = draws[~np.isnan(draws)]
-    if not varies or not len(draws):
+    if known < 2 or not len(draws):
         return Estimate(float(value), float("nan"), float("nan"))
     low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Estimate(float(value), float(low), float(high))
@@ -224,9 +272,10 @@ def _below(uniform: np.ndarray, bound: np.ndarray) -> np.ndarray:
     return np.minimum((uniform * bound).astype(np.int64), np.maximum(bound - 1, 0))
 
 
-def _chunks(replicates: int, width: int) -> list[slice]:
+def _chunks(replicates: int, width: int) -> list[int]:
+    """Return how many replicates are drawn at a time."""
     step = max(1, _CHUNK // max(1, width))
-    return [slice(start, min(start + step, replicates)) for start in range(0, replicates, step)]
+    return [min(step, replicates - start) for start in range(0, replicates, step)]
 
 
 def _shaped(scores: np.ndarray, axes: int) -> np.ndarray:

@@ -1,12 +1,13 @@
 """From evaluation tables to the numbers of the report: one row per method and seed, one result per method.
 
 The score of an episode is the reward of the last turn that it played, be it the only one. A cell (seed, item) is the
-mean over the samples drawn there. Everything is about the task reward of the eval items at the sampling temperature;
-greedy decoding and the train items are columns of their own.
+mean over the samples drawn there that have a reward. Everything is about the task reward of the eval items at the
+sampling temperature; greedy decoding and the train items are columns of their own. Methods are compared on cells that
+both have; what is left out is counted.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pandas as pd
 
 from comlrl_stages.errors import UserError
 from comlrl_stages.reporting import statistics
-from comlrl_stages.reporting.numbers import alike, estimate, percent
+from comlrl_stages.reporting.numbers import alike, estimate, percent, plural
 from comlrl_stages.reporting.statistics import Estimate
 from comlrl_stages.seeding import stream
 
@@ -42,27 +43,58 @@ class Design:
         return BASE if BASE in self.methods else None
 
     @property
+    def quantity(self) -> str:
+        """Return what a score is, in words."""
+        return "reward of the last turn" if self.turns > 1 else "reward"
+
+    @property
     def size(self) -> str:
         """Return what stands behind every number, in words."""
         parts = [(len(self.items), "eval item"), (self.samples, "sample"), (len(self.seeds), "seed")]
-        return " × ".join(f"{count:,} {noun}{'' if count == 1 else 's'}" for count, noun in parts)
+        return " × ".join(plural(count, noun) for count, noun in parts)
+
+    @property
+    def cells(self) -> int:
+        """Return the number of cells: every seed on every eval item."""
+        return len(self.seeds) * len(self.items)
+
+    @property
+    def resampled(self) -> str:
+        """Return what the intervals over methods redraw, in words."""
+        return "seeds and items" if len(self.seeds) > 1 else "items"
 
 
 @dataclass(frozen=True)
-class Result:
-    """One method over all seeds. `cells`: (seeds, items) mean scores, NaN where there are none."""
+class Scores:
+    """One method over all seeds; arrays are (seeds, items).
+
+    cells: mean scores, NaN where there are none. drawn: joint responses evaluated. scored: those with a reward.
+    """
 
     method: str
     cells: np.ndarray
-    mean: Estimate
-    iqm: Estimate
-    difference: Estimate | None
-    improvement: Estimate | None
+    drawn: np.ndarray
+    scored: np.ndarray
 
     @property
     def seed_means(self) -> np.ndarray:
         """Return the mean over items of each seed, (seeds,)."""
         return statistics.mean(self.cells)
+
+    @property
+    def known(self) -> np.ndarray:
+        """Return which cells have a score."""
+        return ~np.isnan(self.cells)
+
+
+@dataclass(frozen=True)
+class Result(Scores):
+    """Scores with their estimates; difference and improvement are against base, over the cells that both have."""
+
+    mean: Estimate
+    iqm: Estimate
+    difference: Estimate | None
+    improvement: Estimate | None
 
 
 def design_of(evaluation: pd.DataFrame, settings: Any) -> Design:
@@ -102,16 +134,47 @@ def reported(evaluation: pd.DataFrame, design: Design) -> pd.DataFrame:
 
 def results(evaluation: pd.DataFrame, design: Design) -> list[Result]:
     """Return the aggregate of each method over seeds and items, in the order of the design."""
-    cells = {method: _cells(evaluation, design, method) for method in design.methods}
-    return [_result(method, cells, design) for method in design.methods]
+    return _estimated([scores(evaluation, design, method) for method in design.methods], design)
 
 
-def difference(result: Result, other: Result, design: Design) -> Estimate:
-    """Return the paired difference of two methods over the same seeds and items."""
+def scores(evaluation: pd.DataFrame, design: Design, method: str) -> Scores:
+    """Return the scores of one method on the axes of the design."""
+    rows = scored(reported(evaluation, design))
+    rows = rows[rows["method"] == method]
+    shape = len(design.seeds), len(design.items)
+    found = Scores(method, np.full(shape, np.nan), np.zeros(shape, int), np.zeros(shape, int))
+    for row, seed in enumerate(design.seeds):
+        own = rows[rows["seed"] == seed]
+        items, samples = samples_of(own)
+        columns = [design.items.index(item) for item in items]
+        found.cells[row, columns] = statistics.mean(samples)
+        found.scored[row, columns] = (~np.isnan(samples)).sum(axis=-1)
+        found.drawn[row, columns] = own.groupby("task_id").size().reindex(items)
+    return found
+
+
+def samples_of(rows: pd.DataFrame) -> tuple[list[str], np.ndarray]:
+    """Return the items and scores (items, samples) of scored rows of one method and seed."""
+    return statistics.samples_by_item(rows["task_id"], rows["score"])
+
+
+def on_common_cells(found: Sequence[Result], design: Design) -> list[Result]:
+    """Return the same results over the cells that all of them have; they are left alone where nothing is missing."""
+    common = np.logical_and.reduce([result.known for result in found])
+    if common.all():
+        return list(found)
+    return _estimated([replace(result, cells=np.where(common, result.cells, np.nan)) for result in found], design)
+
+
+def difference(own: Scores, other: Scores, design: Design) -> Estimate:
+    """Return the paired difference of two methods over the cells that both have.
+
+    Both ways round it is the same interval but for the sign, as one stream belongs to the two.
+    """
     return statistics.paired_difference(
-        result.cells,
+        own.cells,
         other.cells,
-        stream(design.seed, "report", result.method, "difference", other.method),
+        stream(design.seed, "report", "difference", *sorted((own.method, other.method))),
         replicates=design.replicates,
         confidence=design.confidence,
     )
@@ -120,13 +183,14 @@ def difference(result: Result, other: Result, design: Design) -> Estimate:
 def summary_table(evaluation: pd.DataFrame, logs: pd.DataFrame, design: Design) -> pd.DataFrame:
     """Return one row per method and seed that was evaluated; columns as the report documents them."""
     totals = training_totals(logs)
-    base = _cells(evaluation, design, design.base) if design.base else None
+    base = scores(evaluation, design, design.base).cells if design.base else None
     rows = []
     for method in design.methods:
         for index, seed in enumerate(design.seeds):
             own = evaluation[(evaluation["method"] == method) & (evaluation["seed"] == seed)]
-            if len(own):
-                row = _summary_row(own, design, method, seed, None if base is None else base[index])
+            if len(reported(own, design)):
+                compared = None if base is None or method == design.base else base[index]
+                row = _summary_row(own, design, method, seed, compared)
                 rows.append(row | totals.get((method, seed), {"env_steps": 0, "tokens_trained": 0}))
     return _ordered(pd.DataFrame(rows))
 
@@ -149,6 +213,13 @@ def end_to_end(logs: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts) if parts else logs
 
 
+def defined(logs: pd.DataFrame) -> pd.DataFrame:
+    """Return training logs without the accuracy of steps at which every pair ties: it would read as all wrong."""
+    steps = pd.MultiIndex.from_frame(logs[["kind", "owner", "seed", "phase", "round", "step", "turn", "agent"]])
+    tied = steps[(logs["name"] == "ties") & (logs["value"] == 1)]
+    return logs[(logs["name"] != "accuracy") | ~steps.isin(tied)]
+
+
 def agent_values(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
     """Unfold columns that hold one value per agent: columns `method`, `seed`, `agent` and the given ones."""
     rows = rows[rows[list(columns)].notna().all(axis=1)]
@@ -163,20 +234,37 @@ def agent_values(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
 def kl_per_token(rows: pd.DataFrame) -> float:
     """Return the KL to the reference team in nats per token over all agents, each token weighing alike."""
     values = agent_values(rows, "kl", "tokens").dropna()
-    tokens = values["tokens"].sum()
-    return float((values["kl"] * values["tokens"]).sum() / tokens) if tokens else float("nan")
+    return statistics.per_token(values["kl"], values["tokens"])
+
+
+def method_table(found: Sequence[Result], design: Design) -> tuple[list[str], list[list[str]]]:
+    """Write head and rows of the table of methods; a difference over fewer cells than there are says over how many."""
+    level = f"{100 * design.confidence:g} %"
+    head = ["method", f"mean [{level}]", f"IQM [{level}]", "difference to base", "P(improvement over base)", "seeds"]
+    base = next((result for result in found if result.method == design.base), None)
+    return head, [_method_row(result, base) for result in found]
+
+
+def _method_row(result: Result, base: Result | None) -> list[str]:
+    compared = "" if base is None else _of_cells((result.known & base.known).sum(), result.cells.size)
+    return [
+        result.method,
+        estimate(result.mean) + _of_cells(result.known.sum(), result.cells.size),
+        estimate(result.iqm),
+        estimate(result.difference, signed=True) + ("" if result.difference is None else compared),
+        estimate(result.improvement),
+        str(int(result.known.any(axis=1).sum())),
+    ]
+
+
+def _of_cells(known: int, cells: int) -> str:
+    return "" if known == cells else f", {known:,} of {plural(cells, 'cell')}"
 
 
 def markdown(headline: Sequence[str], table: pd.DataFrame, found: Sequence[Result], design: Design) -> str:
     """Write the summary for a terminal or a pull request: the answer, methods over seeds, then every seed."""
-    level = f"{100 * design.confidence:g} %"
-    lines = [*headline, "", f"## Methods, over {design.size}", ""]
-    head = ["method", f"mean [{level}]", f"IQM [{level}]", "difference to base", "P(improvement over base)"]
-    body = [
-        [r.method, estimate(r.mean), estimate(r.iqm), estimate(r.difference, signed=True), estimate(r.improvement)]
-        for r in found
-    ]
-    lines += [*_pipes(head, body), "", "## Methods and seeds", ""]
+    lines = [*headline, "", f"## Methods, over {design.size}", "", *_pipes(*method_table(found, design))]
+    lines += ["", "## Methods and seeds", ""]
     lines += _pipes(list(table.columns), list(zip(*(written(name, table[name]) for name in table), strict=True)))
     return "\n".join(lines) + "\n"
 
@@ -192,72 +280,62 @@ def written(name: str, column: pd.Series) -> list[str]:
     return alike(column, signed=name == "improvement_over_base")
 
 
-def _result(method: str, cells: dict[str, np.ndarray], design: Design) -> Result:
-    own, base = cells[method], cells.get(design.base) if method != design.base else None
+def _estimated(found: Sequence[Scores], design: Design) -> list[Result]:
+    base = next((own for own in found if own.method == design.base), None)
+    return [_result(own, None if own is base else base, design) for own in found]
+
+
+def _result(own: Scores, base: Scores | None, design: Design) -> Result:
     options = {"replicates": design.replicates, "confidence": design.confidence}
 
     def draws(name: str) -> np.random.Generator:
-        return stream(design.seed, "report", method, name)
+        return stream(design.seed, "report", own.method, name)
 
+    improvement = None
+    if base is not None:
+        improvement = statistics.improvement_bootstrap(own.cells, base.cells, draws("improvement"), **options)
     return Result(
-        method=method,
-        cells=own,
-        mean=statistics.seed_item_bootstrap(own, draws("mean"), **options),
-        iqm=statistics.seed_item_bootstrap(own, draws("iqm"), statistic=statistics.iqm, **options),
-        difference=None if base is None else statistics.paired_difference(own, base, draws("difference"), **options),
-        improvement=None
-        if base is None
-        else statistics.improvement_bootstrap(own, base, draws("improvement"), **options),
+        own.method,
+        own.cells,
+        own.drawn,
+        own.scored,
+        mean=statistics.seed_item_bootstrap(own.cells, draws("mean"), **options),
+        iqm=statistics.seed_item_bootstrap(own.cells, draws("iqm"), statistic=statistics.iqm, **options),
+        difference=None if base is None else difference(own, base, design),
+        improvement=improvement,
     )
-
-
-def _cells(evaluation: pd.DataFrame, design: Design, method: str) -> np.ndarray:
-    rows = scored(reported(evaluation, design))
-    means = rows[rows["method"] == method].groupby(["seed", "task_id"])["score"].mean().unstack("task_id")
-    return means.reindex(index=list(design.seeds), columns=list(design.items)).to_numpy(dtype=float)
 
 
 def _summary_row(own: pd.DataFrame, design: Design, method: str, seed: int, base: np.ndarray | None) -> dict[str, Any]:
+    """base: scores of the base team of this seed, (items,), or None where there is nothing to compare with."""
     rows = reported(own, design)
-    samples = _samples(rows, design)
-    found = statistics.item_bootstrap(
-        samples,
-        stream(design.seed, "report", method, seed),
-        replicates=design.replicates,
-        confidence=design.confidence,
-    )
-    items = statistics.mean(samples)
-    compared = base is not None and method != design.base
+    items, samples = samples_of(scored(rows))
+    options = {"replicates": design.replicates, "confidence": design.confidence}
+    found = statistics.team_bootstrap(samples, seed, "eval", design.decoding, **options)
+    means = statistics.mean(samples)
+    gains = np.array([]) if base is None else means - base[[design.items.index(item) for item in items]]
     return {
         "method": method,
         "seed": seed,
         "eval_reward_mean": found.value,
         "eval_reward_low": found.low,
         "eval_reward_high": found.high,
-        "eval_reward_iqm": float(statistics.iqm(items)),
-        "improvement_over_base": float(statistics.mean(items - base)) if compared else np.nan,
+        "eval_reward_iqm": float(statistics.iqm(means)),
+        "improvement_over_base": float(statistics.mean(gains)),
+        "items_compared": int((~np.isnan(gains)).sum()),
         "greedy_reward_mean": _item_mean(own[(own["split"] == "eval") & (own["decoding"] == "greedy")]),
         "train_reward_mean": _item_mean(own[(own["split"] == "train") & (own["decoding"] == design.decoding)]),
         "learned_reward_mean": rows["learned_reward"].astype(float).mean(),
         **_response_numbers(rows),
-        "unscored": int(np.isnan(scored(rows)["score"]).sum()),
-        "items": rows["task_id"].nunique(),
+        "unscored": int(scored(rows)["score"].isna().sum()),
+        "items": len(items),
         "samples": design.samples,
         **_part_means(rows),
     }
 
 
-def _samples(rows: pd.DataFrame, design: Design) -> np.ndarray:
-    """Return the scores of one method and seed as (items, samples)."""
-    rows = scored(rows)
-    place = rows.groupby("task_id").cumcount().to_numpy()
-    samples = np.full((len(design.items), max(design.samples, 1)), np.nan)
-    samples[rows["task_id"].map({item: i for i, item in enumerate(design.items)}).to_numpy(), place] = rows["score"]
-    return samples
-
-
 def _item_mean(rows: pd.DataFrame) -> float:
-    return float(scored(rows).groupby("task_id")["score"].mean().mean()) if len(rows) else float("nan")
+    return float(statistics.mean(statistics.mean(samples_of(scored(rows))[1]))) if len(rows) else float("nan")
 
 
 def _response_numbers(rows: pd.DataFrame) -> dict[str, float]:
@@ -273,7 +351,7 @@ def _response_numbers(rows: pd.DataFrame) -> dict[str, float]:
 
 def _part_means(rows: pd.DataFrame) -> dict[str, float]:
     parts = pd.DataFrame([dict(parts) if parts is not None else {} for parts in rows["parts"]])
-    return {f"part_{name}": float(parts[name].mean()) for name in sorted(parts.columns)}
+    return {f"part_{name}": float(statistics.mean(parts[name].to_numpy(dtype=float))) for name in sorted(parts.columns)}
 
 
 def _ordered(table: pd.DataFrame) -> pd.DataFrame:

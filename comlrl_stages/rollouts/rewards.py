@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from comlrl_stages.rollouts.episodes import Node
-from comlrl_stages.tasks.scoring import JointReward, RewardRunner
+from comlrl_stages.tasks.scoring import JointReward, RewardRunner, Tolerance
 from comlrl_stages.teams.compute import Compute
 from comlrl_stages.teams.reward_model import LoadedRewardModel, score_joint
 
@@ -28,12 +28,14 @@ class Rewards(Protocol):
 
 
 class TaskRewards:
-    """The task's own reward."""
+    """The task's own reward; of the joint responses scored at once a share of `tolerate_failures` may fail."""
 
-    def __init__(self, runner: RewardRunner) -> None:
+    def __init__(self, runner: RewardRunner, tolerate_failures: float) -> None:
         self._runner = runner
+        self._tolerate_failures = tolerate_failures
 
     def __call__(self, answered: Sequence[Answered]) -> list[JointReward]:
+        self._runner.tolerance = Tolerance(self._tolerate_failures, len(answered))
         return self._runner.score([node.prompted.item for node, _ in answered], [texts for _, texts in answered])
 
     def close(self) -> None:

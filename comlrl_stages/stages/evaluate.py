@@ -31,10 +31,9 @@ from comlrl_stages.learning.returns import terminates
 from comlrl_stages.reporting import statistics
 from comlrl_stages.rollouts.callbacks import Rollout, callback_means, user_numbers
 from comlrl_stages.rollouts.joint import JointResponse, joint_responses, reward_runner, score_joints
-from comlrl_stages.seeding import stream
 from comlrl_stages.settings import EvaluateSettings
 from comlrl_stages.tasks.protocol import Task, TaskSource, load_task
-from comlrl_stages.tasks.scoring import JointReward, RewardRunner
+from comlrl_stages.tasks.scoring import JointReward, RewardRunner, Tolerance
 
 GREEDY_SUFFIX = "/greedy"
 PREFIXES = {
@@ -53,8 +52,8 @@ def run(settings: EvaluateSettings, work: Work) -> None:
     splits = {name: {i["task_id"]: i for i in read_table(work.inputs[name]).to_pylist()} for name in ("eval", "train")}
     joints = list(joint_responses(read_table(work.inputs["completions"], COMPLETIONS), settings.agents))
     with reward_runner(settings.task, settings, int(work.runtime.get("score_workers", 1))) as runner:
+        runner.tolerance = Tolerance(settings.tolerate_failures, len(joints))
         scored = _scored(settings, runner, joints, {joint.task_id: _item(splits, joint.task_id) for joint in joints})
-    _check_failures(settings, scored)
     rows = [_row(settings, splits, joint, reward) for joint, reward in scored]
     _fill_in_returns(rows, settings.episode.discount)
     table = table_of(rows, EVALUATION)
@@ -116,17 +115,6 @@ def _item(splits: Splits, task_id: str) -> Mapping[str, Any]:
     raise UserError(f"item {task_id} of the completions is in no split. Run the evaluation's sampling again.")
 
 
-def _check_failures(settings: EvaluateSettings, scored: Sequence[tuple[JointResponse, JointReward]]) -> None:
-    failed = [(joint, reward) for joint, reward in scored if reward.status in ("exception", "timeout")]
-    if len(failed) > settings.tolerate_failures * len(scored):
-        joint, reward = failed[0]
-        raise UserError(
-            f"the reward failed for {len(failed)} of {len(scored)} joint responses; scoring.tolerate_failures allows "
-            f"a share of {settings.tolerate_failures:g}. The first: item {joint.task_id}, sample {joint.sample}: "
-            f"{reward.status}: {reward.error}"
-        )
-
-
 def _row(settings: EvaluateSettings, splits: Splits, joint: JointResponse, reward: JointReward) -> dict[str, Any]:
     return {
         **dict(zip(KEY_NAMES, joint.key, strict=True)),
@@ -175,15 +163,16 @@ def _count(rows: Sequence[Mapping[str, Any]], status: str) -> int:
 def _metrics(settings: EvaluateSettings, task: Task, rows: Sequence[Row], splits: Splits) -> dict[str, Any]:
     """Metrics of one split and decoding, without prefix."""
     turns = {turn: [row for row in rows if row["turn"] == turn] for turn in sorted({row["turn"] for row in rows})}
+    several = settings.episode.turns > 1
     metrics: dict[str, Any] = {}
     for turn, own in turns.items():
-        measured = {**_reward_metrics(settings, own, turn), "expected_return": _mean(own, "expected_return")}
-        if settings.episode.turns > 1:
+        measured = {**_reward_metrics(settings, own, *([turn] if several else [])), "expected_return": _return(own)}
+        if several:
             measured |= {"joint_responses": len(own), **_response_metrics(settings, own)}
         metrics |= {f"turn_{turn + 1}/{name}": value for name, value in measured.items()}
-    if settings.episode.turns > 1:
+    if several:
         last = {(row["task_id"], row["sample"]): row for row in rows}
-        metrics |= _reward_metrics(settings, list(last.values()), "last")
+        metrics |= _reward_metrics(settings, list(last.values()))
         metrics["return_mean"] = metrics["turn_1/expected_return"]
     metrics |= {"items": len({row["task_id"] for row in rows}), "joint_responses": len(rows)}
     metrics |= {**_response_metrics(settings, rows), **_task_metrics(settings, task, rows, splits)}
@@ -192,27 +181,22 @@ def _metrics(settings: EvaluateSettings, task: Task, rows: Sequence[Row], splits
     }
 
 
-def _reward_metrics(settings: EvaluateSettings, rows: Sequence[Row], turn: int | str) -> dict[str, float]:
-    """Mean reward with the ends of its interval. The first turn draws what a single turn draws."""
-    place = (rows[0]["split"], rows[0]["decoding"], *([turn] if turn else []))
-    generator = stream(settings.seed, "evaluate", "bootstrap", *place)
-    scores = _by_item(rows, "reward")
-    reward = statistics.item_bootstrap(scores, generator, replicates=settings.bootstrap_replicates)
+def _reward_metrics(settings: EvaluateSettings, rows: Sequence[Row], *turn: int) -> dict[str, float]:
+    """Mean reward with the ends of its interval: of one turn, or of what an episode is scored by."""
+    place = rows[0]["split"], rows[0]["decoding"], *turn
+    _, scores = _by_item(rows, "reward")
+    reward = statistics.team_bootstrap(scores, settings.seed, *place, replicates=settings.bootstrap_replicates)
     return {"reward_mean": reward.value, "reward_low": reward.low, "reward_high": reward.high}
 
 
-def _mean(rows: Sequence[Row], column: str) -> float:
-    """Mean over items of the mean over their samples."""
-    return float(statistics.mean(statistics.mean(_by_item(rows, column))))
+def _return(rows: Sequence[Row]) -> float:
+    """Mean over items of the mean return of their samples."""
+    _, returns = _by_item(rows, "expected_return")
+    return float(statistics.mean(statistics.mean(returns)))
 
 
-def _by_item(rows: Sequence[Row], column: str) -> np.ndarray:
-    """A column as (items, samples), NaN where the reward failed."""
-    by_item: dict[str, list[float]] = {}
-    for row in rows:
-        by_item.setdefault(row["task_id"], []).append(row[column])
-    longest = max(map(len, by_item.values()))
-    return np.array([values + [np.nan] * (longest - len(values)) for values in by_item.values()])
+def _by_item(rows: Sequence[Row], column: str) -> tuple[list[str], np.ndarray]:
+    return statistics.samples_by_item((row["task_id"] for row in rows), (row[column] for row in rows))
 
 
 def _response_metrics(settings: EvaluateSettings, rows: Sequence[Row]) -> dict[str, float]:
@@ -222,26 +206,32 @@ def _response_metrics(settings: EvaluateSettings, rows: Sequence[Row]) -> dict[s
         "truncated_share": np.mean([reason == "length" for row in rows for reason in row["finish_reasons"]]).item(),
         **{f"agent_{agent}/tokens_mean": total / len(rows) for agent, total in enumerate(tokens)},
         **_part_means(rows),
-        **_kl_means(rows, tokens),
+        **_kl_means(settings, rows),
     }
 
 
 def _part_means(rows: Sequence[Row]) -> dict[str, float]:
+    """Means over the joint responses that have the part: one whose reward failed has none."""
     parts: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row["parts"]:
             parts.setdefault(name, []).append(value)
-    return {f"parts/{name}": float(np.mean(values)) for name, values in sorted(parts.items())}
+    return {f"parts/{name}": float(statistics.mean(np.array(values))) for name, values in sorted(parts.items())}
 
 
-def _kl_means(rows: Sequence[Row], tokens: Sequence[int]) -> dict[str, float]:
+def _kl_means(settings: EvaluateSettings, rows: Sequence[Row]) -> dict[str, float]:
     """KL to the base team in nats per token: all tokens weigh alike."""
     measured = [row for row in rows if row["kl"] is not None]
     if not measured:
         return {}
-    sums = [sum(row["kl"][agent] * row["tokens"][agent] for row in measured) for agent in range(len(tokens))]
-    means = {f"agent_{agent}/kl_per_token": sums[agent] / max(tokens[agent], 1) for agent in range(len(tokens))}
-    return {**means, "kl_per_token": sum(sums) / max(sum(tokens), 1)}
+
+    def per_token(agents: Sequence[int]) -> float:
+        kl, tokens = ([row[name][agent] for row in measured for agent in agents] for name in ("kl", "tokens"))
+        return statistics.per_token(kl, tokens)
+
+    everyone = range(settings.agents)
+    each = {f"agent_{agent}/kl_per_token": per_token([agent]) for agent in everyone}
+    return {**each, "kl_per_token": per_token(everyone)}
 
 
 # --- the task's own metrics ---------------------------------------------------------------------------------------

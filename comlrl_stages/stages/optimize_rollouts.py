@@ -46,7 +46,7 @@ class ReferenceKL:
 def rewards_of(settings: Any, work: Work, team: Team) -> Rewards:
     """The reward that a run maximises: that of its reward model, where it has one, else the task's."""
     runner = reward_runner(settings.task, settings.scoring, int(work.runtime.get("score_workers", 1)))
-    task_rewards = TaskRewards(runner)
+    task_rewards = TaskRewards(runner, settings.scoring.tolerate_failures)
     if "reward_model" not in work.inputs:
         return task_rewards
     reward_model = load_reward_model(checked_directory(work.inputs["reward_model"]), team.compute.device)
@@ -92,7 +92,7 @@ class Rollouts:
     ) -> list[Node]:
         """Sample and score the turns of `items`."""
         settings = self._settings
-        roots = roll_out(
+        return roll_out(
             self._team,
             self.task,
             items,
@@ -106,8 +106,6 @@ class Rollouts:
             seed=settings.seed,
             score=self._rewards,
         )
-        self._check_failures(roots)
-        return roots
 
     def minibatches(self, step: int, rows: int) -> Iterator[list[int]]:
         """Which of the step's `rows` each optimizer step trains on: `buffer_epochs` passes, each in its own order."""
@@ -173,18 +171,6 @@ class Rollouts:
         sampling = self._settings.sampling
         items = read_table(work.inputs[name]).to_pylist()
         return prompt_items(self._team, self.task, items, sampling.max_new_tokens, sampling.overflow)
-
-    def _check_failures(self, roots: Sequence[Node]) -> None:
-        rewards = [(node, reward) for node in nodes_of(roots) for reward in node.rewards]
-        failed = [(node, reward) for node, reward in rewards if reward.status in ("exception", "timeout")]
-        allowed = self._settings.scoring.tolerate_failures
-        if len(failed) > allowed * len(rewards):
-            node, reward = failed[0]
-            raise UserError(
-                f"the reward failed for {len(failed)} of {len(rewards)} joint responses of a step; "
-                f"scoring.tolerate_failures allows a share of {allowed:g}. The first: item {node.prompted.task_id}, "
-                f"turn {node.turn + 1}: {reward.status}: {reward.error}"
-            )
 
 
 class Validation:

@@ -3,9 +3,14 @@
 Reads the evaluation tables of every method and seed, the training logs and reward models, and what lies beside all
 artifacts. Writes a folder with report.html (which needs nothing else to be read), summary.csv, summary.parquet,
 summary.md and figures/. No model is run here, and torch is not loaded.
+
+Equal results make an equal manifest, so nothing of the machine stands in these files. Wall times, memory and hosts have
+a page of their own, cost/cost.html, which lies in the folder but is not listed in its manifest.
 """
 
 import json
+import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,10 +18,19 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from comlrl_stages.artifacts import EVALUATION, TRAINING_LOG, Work, mismatches, read_manifest, read_table, write_table
+from comlrl_stages.artifacts import (
+    EVALUATION,
+    TRAINING_LOG,
+    Work,
+    mismatches,
+    read_manifest,
+    read_table,
+    seal,
+    write_table,
+)
 from comlrl_stages.errors import UserError
 from comlrl_stages.files import beside
-from comlrl_stages.reporting import findings, records, summary
+from comlrl_stages.reporting import answer, cost, records, summary
 from comlrl_stages.reporting.contents import Material, RewardModel, page_of
 from comlrl_stages.reporting.page import render
 from comlrl_stages.settings import ReportSettings
@@ -50,6 +64,21 @@ def run(settings: ReportSettings, work: Work) -> None:
     write_summary(material, folder)
     (folder / "report.html").write_text(render(page_of(material)), encoding="utf-8")
     work.count("report", rows=len(material.summary), joint_responses=len(evaluation))
+    add_costs(material, folder, work)
+
+
+def add_costs(material: Material, folder: Path, work: Work) -> None:
+    """Write the page of costs, and move it into the report's folder once the manifest of the report is made.
+
+    Everything is made before and moves in one step: a run killed after the manifest is not repeated.
+    """
+    made = work.partial / cost.FOLDER
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir()
+    page = cost.page_of(material.experiment, material.records, made)
+    (made / cost.NAME).write_text(render(page), encoding="utf-8")
+    seal(work)
+    os.replace(made, folder / cost.FOLDER)
 
 
 def read_evaluations(paths: Sequence[Path], methods: Sequence[str]) -> pd.DataFrame:
@@ -93,9 +122,10 @@ def read_reward_model(folder: Path) -> RewardModel:
 
 def write_summary(material: Material, folder: Path) -> None:
     """Write the summary in three formats."""
-    write_table(folder / "summary.parquet", pa.Table.from_pandas(material.summary, preserve_index=False))
+    table = pa.Table.from_pandas(material.summary, preserve_index=False)
+    write_table(folder / "summary.parquet", table.replace_schema_metadata(None))  # it names the version of pandas
     material.summary.to_csv(folder / "summary.csv", index=False, lineterminator="\n")
     title = f"# {material.experiment}"
-    sentences = findings.headline(material.results, material.design)
+    sentences = answer.headline(material.results, material.design)
     text = summary.markdown([title, "", " ".join(sentences)], material.summary, material.results, material.design)
     (folder / "summary.md").write_text(text, encoding="utf-8")

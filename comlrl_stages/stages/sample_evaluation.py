@@ -6,16 +6,16 @@ log-probabilities of the base team, so that its distance from where it started c
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pyarrow as pa
 
-from comlrl_stages.artifacts import Work, checked_directory, digest_of_part, read_table
+from comlrl_stages.artifacts import Work, checked_directory, read_table
 from comlrl_stages.rollouts.shards import sample_in_shards, write_completions
 from comlrl_stages.rollouts.single_turn import Context, prompt_items
 from comlrl_stages.rollouts.trajectories import Trajectory
 from comlrl_stages.settings import EvaluationSampleSettings
 from comlrl_stages.tasks.protocol import Task, TaskSource, load_task
+from comlrl_stages.teams.policies import load_policy
 from comlrl_stages.teams.team import Team, load_team
 
 SAMPLED, GREEDY = "evaluation", "evaluation/greedy"
@@ -26,9 +26,11 @@ def run(settings: EvaluationSampleSettings, work: Work) -> None:
     task = load_task(TaskSource(**settings.task.model_dump()))
     base_folders = [checked_directory(folder) for folder in work.inputs["models"]]
     base = (base_folders, work.digest("models"))
-    policy = _policy(work, task.agents) if "policy" in work.inputs else None
-    team = load_team(*(policy or base), settings.team, settings.compute)
-    reference = load_team(*base, settings.team, settings.compute) if policy and settings.kl else None
+    if "policy" in work.inputs:
+        team = load_policy(checked_directory(work.inputs["policy"]), *base, settings.team, settings.compute)
+        reference = load_team(*base, settings.team, settings.compute) if settings.kl else None
+    else:
+        team, reference = load_team(*base, settings.team, settings.compute), None
     trajectories, dropped = _trajectories(settings, work, team, task)
     tables: list[pa.Table] = []
     for turn in range(settings.episode.turns):
@@ -41,12 +43,6 @@ def run(settings: EvaluationSampleSettings, work: Work) -> None:
             draws = [draw for one in trajectories for draw in one.draws()]
             tables.append(sample_in_shards(settings, work, team, draws, reference=reference))
     write_completions(work, tables, dropped)
-
-
-def _policy(work: Work, agents: int) -> tuple[list[Path], list[str]]:
-    folder = checked_directory(work.inputs["policy"])
-    names = [f"agent_{agent}" for agent in range(agents)]
-    return [folder / name for name in names], [digest_of_part(folder, name) for name in names]
 
 
 def _trajectories(

@@ -16,10 +16,9 @@ from comlrl_stages.artifacts import COMPLETIONS, KEY_NAMES, REWARDS, Work, read_
 from comlrl_stages.errors import UserError
 from comlrl_stages.rollouts.joint import JointResponse, joint_responses, reward_runner, score_joints
 from comlrl_stages.settings import ScoreSettings
-from comlrl_stages.tasks.scoring import JointReward, RewardRunner
+from comlrl_stages.tasks.scoring import JointReward, RewardRunner, Tolerance
 
 JOINTS_PER_SHARD = 256
-FAILURES_SHOWN = 5
 
 
 def run(settings: ScoreSettings, work: Work) -> None:
@@ -31,16 +30,19 @@ def run(settings: ScoreSettings, work: Work) -> None:
     status: Counter[str] = Counter()
     workers = int(work.runtime.get("score_workers", 1))
     with reward_runner(settings.task, settings, workers) as runner:
+        runner.tolerance = Tolerance(settings.tolerate_failures, len(joints))
         for start in range(0, len(joints), JOINTS_PER_SHARD):
             shard = joints[start : start + JOINTS_PER_SHARD]
             path = work.partial / "shards" / f"joints_{start:08d}.parquet"
             kept = path.exists()
-            scored = pq.read_table(path) if kept else _score(runner, shard, items, settings.agents)
+            if kept:
+                scored = pq.read_table(path)
+                _count_kept(runner.tolerance, shard, scored)
+            else:
+                scored = _score(runner, shard, items, settings.agents)
+                write_table(path, scored, REWARDS)
             status.update(scored["status"].to_pylist())
             rows.append(scored)
-            _check_failures(rows, status, len(joints), settings.tolerate_failures)
-            if not kept:
-                write_table(path, scored, REWARDS)
             advance(len(shard), kept=kept)
     table = pa.concat_tables(rows) if rows else table_of([], REWARDS)
     write_table(work.output("rewards"), table, REWARDS)
@@ -83,18 +85,9 @@ def _row(joint: JointResponse, reward: JointReward, agents: int) -> dict[str, An
     }
 
 
-def _check_failures(shards: Sequence[pa.Table], status: Counter[str], total: int, tolerated: float) -> None:
-    """Raise UserError as soon as more rewards failed than the config tolerates of all joint responses."""
-    failed = status["exception"] + status["timeout"]
-    if failed <= tolerated * total:
-        return
-    first = [
-        f"item {row['task_id']}, sample {row['samples'][0]}: {row['status']}: {row['error']}"
-        for shard in shards
-        for row in shard.select(["task_id", "samples", "status", "error"]).to_pylist()
-        if row["status"] in ("exception", "timeout")
-    ][:FAILURES_SHOWN]
-    raise UserError(
-        f"the reward failed for {failed} of {status.total()} joint responses so far ({total} in all); "
-        f"scoring.tolerate_failures allows a share of {tolerated:g}. The first:\n" + "\n".join(first)
-    )
+def _count_kept(tolerance: Tolerance, joints: Sequence[JointResponse], scored: pa.Table) -> None:
+    """Count what an earlier run scored, as it counted then: an invalid joint response was not scored."""
+    rows = scored.select(["status", "error"]).to_pylist()
+    for joint, row in zip(joints, rows, strict=True):
+        if joint.invalid is None:
+            tolerance.count(joint.task_id, joint.texts, row["status"], row["error"])

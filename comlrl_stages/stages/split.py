@@ -8,18 +8,20 @@ from comlrl_stages.errors import UserError
 from comlrl_stages.settings import SplitSettings
 from comlrl_stages.tasks.items import load_items
 from comlrl_stages.tasks.protocol import TaskSource, load_task
+from comlrl_stages.tasks.rehearsal import rehearse
 
 
 def run(settings: SplitSettings, work: Work) -> None:
     """Write the tables `train`, `eval` and, where it is asked for, `validation`: the user's fields after `task_id`."""
-    task = load_task(TaskSource(**settings.task.model_dump()))
+    source = TaskSource(**settings.task.model_dump())
+    rehearsed = rehearse(settings, source)
+    task = load_task(source)
     if task.agents != settings.agents:
         raise UserError(
             f"{task.source}: is a task of {task.agents} agents, but the team has {settings.agents}. "
             f"Set team.agents to {task.agents}, or choose another task."
         )
-    task.reward.check_parameters(settings.parameters, str(task.source))
-    splits = load_items(settings, task)
+    splits = load_items(settings, task, rehearsed)
     if splits.commits:
         work.resolved(revision=[f"{source}@{commit}" for source, commit in splits.commits.items()])
     tables = {"train": splits.train, "eval": splits.eval, "validation": splits.validation}

@@ -5,8 +5,6 @@ it never depends on the position. The partition is that of `datasets.Dataset.tra
 `Dataset.shuffle`, for the same seed.
 """
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +15,9 @@ import pyarrow as pa
 
 from comlrl_stages.errors import UserError, nearest
 from comlrl_stages.tasks.protocol import Task
-from comlrl_stages.tasks.sources import Source, read_source
+from comlrl_stages.tasks.rehearsal import check_equal
+from comlrl_stages.tasks.sources import ROLES, Source, content_digest, read_source
+from comlrl_stages.tasks.values import check_item
 
 #: Names of columns that the pipeline's own tables and functions use.
 RESERVED = ("source", "round", "step", "turn", "node", "sample", "joint", "agent", "external_prompts")
@@ -52,18 +52,22 @@ class _Items:
         return self.table["task_id"].to_pylist()
 
 
-def load_items(settings: Any, task: Task) -> Splits:
-    """Read and split the items that `settings` (config.Items) names.
+def load_items(settings: Any, task: Task, rehearsed: Mapping[str, list[str]] | None = None) -> Splits:
+    """Read and split the items that `settings` (config.Items) names, equal to those that were `rehearsed`, if any.
 
     Eval items come from `eval_source`, from `eval_split` of the hub, or from the task's own `eval_items`; else
     `eval_fraction` of the items is kept apart. Validation items likewise, where they are asked for.
     Raises UserError for anything that cannot be read, an empty split, reserved names, and items that occur twice.
     """
-    counts: dict[str, dict[str, int]] = {"train": {}, "eval": {}, "validation": {}}
-    sources = {role: read_source(settings, task, role) for role in counts}
-    train, evaluation, validation = (_checked(settings, role, sources[role], counts) for role in counts)
+    counts: dict[str, dict[str, int]] = {role: {} for role in ROLES}
+    sources = {role: read_source(settings, task, role) for role in ROLES}
+    for role, source in sources.items():
+        if source is not None and rehearsed and role in rehearsed:
+            check_equal(role, source, rehearsed[role])
+    train, evaluation, validation = (_checked(settings, role, sources[role], counts) for role in ROLES)
     duplicates, seed = settings.duplicates, settings.split_seed
     if evaluation is None:
+        _refuse_limit(settings, validation)
         train, evaluation = _split_off(train, settings.eval_fraction, seed, "items.eval_fraction")
     if settings.eval_limit is not None:
         evaluation = evaluation.take(range(min(settings.eval_limit, len(evaluation.digests))))
@@ -90,6 +94,15 @@ def _checked(settings: Any, role: str, source: Source | None, counts: dict[str, 
     _check_columns(table, source.where)
     items, counts[role] = _without_repeats(_identified(table, source.where), settings.duplicates)
     return items
+
+
+def _refuse_limit(settings: Any, validation: _Items | None) -> None:
+    """`eval_limit` shortens sources: of eval items, and of streamed validation items."""
+    if settings.eval_limit is not None and not (settings.streaming and validation is not None):
+        raise UserError(
+            "items.eval_limit: the eval items have no source of their own, which it could shorten. Leave it out and "
+            "lower items.eval_fraction, or give items.eval_source."
+        )
 
 
 def partition(count: int, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -172,28 +185,17 @@ def _identified(table: pa.Table, where: str) -> _Items:
     """Put `task_id` first: the item's own, as text, or the first 16 hex digits of the SHA-256 of its content."""
     digests, ids = [], []
     for row, item in enumerate(table.to_pylist()):
+        check_item(item, row + 1, where)
         own = item.pop("task_id", None)
         if own is not None and (isinstance(own, bool) or not isinstance(own, str | int)):
             raise UserError(
                 f"{where}: item {row + 1} has a task_id of type {type(own).__name__}, expected text or int."
             )
-        digests.append(_content_digest(item))
+        digests.append(content_digest(item))
         ids.append(digests[-1][:16] if own is None or own == "" else str(own))
     if "task_id" in table.column_names:
         table = table.drop_columns(["task_id"])
     return _Items(table.add_column(0, "task_id", pa.array(ids, pa.string())), digests, where)
-
-
-def _content_digest(item: Mapping[str, Any]) -> str:
-    canonical = json.dumps(_without_nulls(item), sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _without_nulls(value: Any) -> Any:
-    """Leave out null fields: a field that only another item has must not change this item's id."""
-    if isinstance(value, Mapping):
-        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
-    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 # --- columns ---------------------------------------------------------------------------------------------------------

@@ -178,7 +178,7 @@ class Task:
                 prompt = external
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(f"{where} raised\n{user_traceback(error)}") from error
         if not isinstance(prompt, str):
             raise UserError(
@@ -310,7 +310,7 @@ def _instance(found: Any, source: TaskSource) -> Any:
         return found(**source.options)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{source}: could not be made from its options:\n{user_traceback(error)}") from error
 
 

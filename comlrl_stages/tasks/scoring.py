@@ -1,33 +1,25 @@
 """Score joint responses with a task's reward, in worker processes with a time limit.
 
-User code runs here and nowhere else: a reward that raises, hangs (in C code as well), or ends its process costs the one
-joint response it was called for, which is recorded as such; the others are scored. Each worker loads the task once.
-What a reward returns is either a number per joint response, as it is written, or an error: never a silent 0.
+The reward runs there and nowhere else: if it raises, hangs (in C code as well), or ends its process, that costs the one
+joint response it was called for, which is recorded as such; the others are scored. What a reward returns is either a
+number per joint response, as it is written, or an error: never a silent 0.
 """
 
-import faulthandler
 import math
-import multiprocessing
-import os
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import Any
 
-from pebble import ProcessExpired, ProcessPool
-
 from comlrl_stages.errors import UserError
-from comlrl_stages.tasks.protocol import Task, TaskSource, load_task, user_traceback
+from comlrl_stages.tasks.protocol import TaskSource
+from comlrl_stages.tasks.reward_process import NO_ID, Call, Result, Setup
+from comlrl_stages.tasks.workers import WorkerPool
 
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-START_TRIES = 3
-KILL_GRACE_S = 30.0
-
-RESULT_FORM = (
-    "a list with one entry per joint response: a number, or (number, {name: number}), or "
-    '{"reward": number, name: number}; with reward_scope "agent", a list of one number per agent for the number'
-)
+LARGEST_REWARD = 3.4028234663852886e38  # of float32; sums, squares and differences of such are finite in float64
+FAILED = ("exception", "timeout")
+FAILURES_SHOWN = 5
+TEXT_SHOWN = 60
 
 
 @dataclass(frozen=True)
@@ -36,7 +28,8 @@ class JointReward:
 
     `raw` is what the reward function returned (the mean over agents where it returns one number per agent),
     `reward = scale * raw + shift`, and `agent_rewards` are processed in the same way.
-    `status` is "ok", "nan" (raw or reward is not finite), "exception" or "timeout"; unless ok, `reward` is NaN.
+    `status` is "ok", "nan" (one of these numbers is not finite, or is beyond LARGEST_REWARD), "exception" or "timeout";
+    unless ok, `reward` is NaN.
     """
 
     raw: float
@@ -47,31 +40,37 @@ class JointReward:
     error: str | None = None
 
 
+class Tolerance:
+    """How many rewards may fail: a share of the `total` joint responses of a stage, counted over all of its calls."""
+
+    def __init__(self, share: float, total: int):
+        self._share, self._total = share, total
+        self._scored = self._failed = 0
+        self._first: list[str] = []
+
+    def count(self, task_id: Any, texts: Sequence[str], status: str, error: str | None, times: int = 1) -> None:
+        """Count `times` equal joint responses. Raises UserError once more have failed than are tolerated."""
+        self._scored += times
+        if status not in FAILED:
+            return
+        self._failed += times
+        if len(self._first) < FAILURES_SHOWN:
+            shown = ", ".join(repr(text if len(text) <= TEXT_SHOWN else f"{text[:TEXT_SHOWN]}...") for text in texts)
+            self._first.append(f"item {task_id}, responses {shown}: {status}: {error}")
+        if self._failed > self._share * self._total:
+            raise UserError(
+                f"the reward failed for {self._failed} of {self._scored} joint responses so far ({self._total} in "
+                f"all); scoring.tolerate_failures allows a share of {self._share:g}. The first:\n"
+                + "\n".join(self._first)
+            )
+
+
 @dataclass(frozen=True)
 class _Batch:
-    """One call of the reward: `texts[i][agent]` are joint responses to the same item, wanted at `positions[i]`."""
+    """One call of the reward, whose results are wanted at `positions[i]` for its i-th joint response."""
 
-    item: Mapping[str, Any]
-    texts: list[tuple[str, ...]]
+    call: Call
     positions: list[list[int]]
-
-
-@dataclass(frozen=True)
-class _Result:
-    """What came back for one joint response, before scale and shift."""
-
-    raw: float = math.nan
-    agents: tuple[float, ...] | None = None
-    parts: Mapping[str, float] = field(default_factory=dict)
-    status: str = "ok"
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-class _Refusal:
-    """A mistake of the task as a whole: it does not load, or its reward breaks the contract."""
-
-    message: str
 
 
 class RewardRunner:
@@ -80,6 +79,12 @@ class RewardRunner:
     A call holds up to `batch_size` joint responses of one item. If a call of several fails, they are called again one
     by one, so that only the failing one is marked. Equal joint responses to equal items are scored once. The results
     do not depend on the number of workers. Workers have one thread for numeric libraries.
+
+    `time_limit_s` runs from the moment the reward is called in its worker, and never while a worker loads the task. A
+    call that returns later than that is late, by the worker's clock; one that does not return is stopped within 0.2 s.
+
+    With a `tolerance`, scoring ends as soon as more rewards failed than it allows; calls that are not needed to know
+    that are not waited for.
     """
 
     def __init__(
@@ -93,31 +98,36 @@ class RewardRunner:
         batch_size: int = 1,
         workers: int = 1,
     ):
-        self._source = source
-        self._parameters = dict(parameters or {})
+        self.tolerance: Tolerance | None = None
+        self._setup = Setup(source, dict(parameters or {}), time_limit_s)
         self._scale, self._shift = scale, shift
-        self._time_limit_s = time_limit_s
         self._batch_size = batch_size
         self._workers = workers
-        self._pool: ProcessPool | None = None
+        self._pool: WorkerPool | None = None
 
     def __enter__(self) -> "RewardRunner":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
     def score(self, items: Sequence[Mapping[str, Any]], responses: Sequence[tuple[str, ...]]) -> list[JointReward]:
         """Score `responses[i]` (one text per agent, in actor order) to `items[i]`; results come in the same order.
 
-        Raises UserError if the task cannot be loaded, or if its reward returns something else than RESULT_FORM.
+        Raises UserError if the task cannot be loaded, if its reward returns something else than RESULT_FORM, or if
+        more rewards fail than `tolerance` allows. Nothing can be scored after that.
         """
         batches = list(self._plan(items, responses))
         rewards: list[JointReward | None] = [None] * len(responses)
-        for batch, results in zip(batches, self._run(batches), strict=True):
-            for positions, result in zip(batch.positions, results, strict=True):
-                for position in positions:
-                    rewards[position] = self._processed(result)
+        for positions, result in self._results(batches):
+            reward = self._processed(result)
+            for position in positions:
+                rewards[position] = reward
+            if self.tolerance is not None:
+                task_id, texts = items[positions[0]].get("task_id", NO_ID), responses[positions[0]]
+                self.tolerance.count(task_id, texts, reward.status, reward.error, len(positions))
         return rewards
 
     def _plan(self, items: Sequence[Mapping[str, Any]], responses: Sequence[tuple[str, ...]]) -> Iterator[_Batch]:
@@ -130,60 +140,40 @@ class RewardRunner:
             texts, positions = list(distinct), list(distinct.values())
             for start in range(0, len(texts), self._batch_size):
                 part = slice(start, start + self._batch_size)
-                yield _Batch(item, texts[part], positions[part])
+                yield _Batch(Call(item, texts[part]), positions[part])
 
-    def _run(self, batches: list[_Batch]) -> Iterator[list[_Result]]:
-        futures = [self._schedule(batch) for batch in batches]
-        try:
-            for batch, future in zip(batches, futures, strict=True):
-                results = self._wait(batch, future)
-                if results[0].status != "ok" and len(batch.texts) > 1:
-                    singles = [_Batch(batch.item, [texts], [[]]) for texts in batch.texts]
-                    results = [single for (single,) in self._run(singles)]
-                yield results
-        finally:
-            for future in futures:
-                future.cancel()
+    def _results(self, batches: Sequence[_Batch]) -> Iterator[tuple[list[int], Result]]:
+        """Positions and result of each distinct joint response, in the order of the plan at any number of workers."""
+        if not batches:
+            return
+        if self._pool is None:
+            self._pool = WorkerPool(self._setup, self._workers)
+        for number, batch in enumerate(batches):
+            self._pool.submit((number,), batch.call)
+        for number, batch in enumerate(batches):
+            results: Iterator[Result] = iter(self._pool.results((number,)))
+            if len(batch.positions) > 1:
+                results = self._one_by_one_if_failed(number, batch.call, list(results))
+            yield from zip(batch.positions, results, strict=True)
 
-    def _schedule(self, batch: _Batch) -> Any:
-        if self._pool is None or not self._pool.active:
-            self._stop()
-            self._pool = ProcessPool(
-                max_workers=self._workers,
-                initializer=_start_worker,
-                initargs=(self._source, self._parameters),
-                context=multiprocessing.get_context("spawn"),
-            )
-        arguments = (batch.item, batch.texts, self._time_limit_s)
-        return self._pool.schedule(_call_reward, args=arguments, timeout=self._time_limit_s)
+    def _one_by_one_if_failed(self, number: int, call: Call, results: list[Result]) -> Iterator[Result]:
+        if results[0].status == "ok":
+            yield from results
+            return
+        for index, texts in enumerate(call.texts):
+            self._pool.submit((number, index), Call(call.item, [texts]))
+        for index in range(len(call.texts)):
+            yield from self._pool.results((number, index))
 
-    def _wait(self, batch: _Batch, future: Any) -> list[_Result]:
-        for _ in range(START_TRIES):
-            try:
-                results = future.result()
-            except TimeoutError:
-                text = f"the reward took longer than {self._time_limit_s:g} s (scoring.time_limit_s) and was stopped"
-                return [_Result(status="timeout", error=text)] * len(batch.texts)
-            except ProcessExpired as error:
-                text = f"worker died while the reward ran (exit code {error.exitcode})"
-                return [_Result(status="exception", error=text)] * len(batch.texts)
-            except BrokenProcessPool:
-                future = self._schedule(batch)
-                continue
-            if isinstance(results, _Refusal):
-                raise UserError(results.message)
-            return results
-        raise UserError(
-            f"{self._source}: worker processes that load the task ended {START_TRIES} times in a row without an error. "
-            "Load the task in a Python session of your own to see why."
-        )
-
-    def _processed(self, result: _Result) -> JointReward:
+    def _processed(self, result: Result) -> JointReward:
         reward = self._scale * result.raw + self._shift
-        status, error = result.status, result.error
-        if status == "ok" and not math.isfinite(reward):
-            status, error = "nan", f"the reward is {result.raw:g}, which is not a finite number"
         agents = None if result.agents is None else tuple(self._scale * r + self._shift for r in result.agents)
+        status, error = result.status, result.error
+        if status == "ok":
+            error = _flaw({"reward": result.raw, "processed reward (scale * raw + shift)": reward}) or _flaw(
+                {f"processed reward of agent_{agent}": value for agent, value in enumerate(agents or ())}
+            )
+            status = "ok" if error is None else "nan"
         return JointReward(
             raw=result.raw,
             reward=reward if status == "ok" else math.nan,
@@ -193,90 +183,12 @@ class RewardRunner:
             error=error,
         )
 
-    def _stop(self) -> None:
-        if self._pool is not None:
-            self._pool.stop()
-            self._pool.join()
-            self._pool = None
 
-
-# --- inside a worker ----------------------------------------------------------------------------------------------
-
-_loaded: tuple[Task, dict[str, Any]] | _Refusal
-
-
-def _start_worker(source: TaskSource, parameters: dict[str, Any]) -> None:
-    """Load the task, before any time limit runs. One thread per worker: as many as cores would slow each other down."""
-    global _loaded
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
-    try:
-        task = load_task(source)
-        task.reward.check_parameters(parameters, str(source))
-        _loaded = task, parameters
-    except UserError as error:
-        _loaded = _Refusal(str(error))
-
-
-def _call_reward(
-    item: Mapping[str, Any], texts: list[tuple[str, ...]], time_limit_s: float
-) -> list[_Result] | _Refusal:
-    """Call the reward once for joint responses to one item."""
-    if isinstance(_loaded, _Refusal):
-        return _loaded
-    task, parameters = _loaded
-    with open(os.devnull, "w") as nowhere:
-        # The pool kills a worker that is late; this ends one whose parent was killed meanwhile.
-        faulthandler.dump_traceback_later(time_limit_s + KILL_GRACE_S, exit=True, file=nowhere)
-        try:
-            returned = task.reward(list(zip(*texts, strict=True)), [item] * len(texts), parameters)
-        except UserError as error:
-            return _Refusal(f"{task.source}: item {item.get('task_id', '(no task_id)')}: {error}")
-        except BaseException as error:  # SystemExit is an error of the reward as well
-            return [_Result(status="exception", error=user_traceback(error))] * len(texts)
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-    try:
-        return _read_results(returned, len(texts), task)
-    except UserError as error:
-        return _Refusal(f"{task.source}: item {item.get('task_id', '(no task_id)')}: {error} Expected {RESULT_FORM}.")
-
-
-def _read_results(returned: Any, count: int, task: Task) -> list[_Result]:
-    returned = _as_list(returned)
-    if not isinstance(returned, list | tuple):
-        raise UserError(f"the reward returned {type(returned).__name__} ({returned!r:.80}).")
-    if len(returned) != count:
-        raise UserError(f"the reward returned {len(returned)} results for {count} joint responses.")
-    return [_read_result(entry, task) for entry in returned]
-
-
-def _read_result(entry: Any, task: Task) -> _Result:
-    parts: Mapping[str, Any] = {}
-    if isinstance(entry, Mapping):
-        if "reward" not in entry:
-            raise UserError(f"an entry of the reward's result has the keys {list(entry)}, but no 'reward'.")
-        entry, parts = entry["reward"], {name: value for name, value in entry.items() if name != "reward"}
-    elif isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], Mapping):
-        entry, parts = entry
-    parts = {str(name): _number(value, f"part {name!r}") for name, value in parts.items()}
-    if task.reward_scope == "team":
-        return _Result(raw=_number(entry, "the reward"), parts=parts)
-    numbers = _as_list(entry)
-    if not isinstance(numbers, list | tuple) or len(numbers) != task.agents:
-        raise UserError(f"the reward_scope is agent with {task.agents} agents, but an entry is {entry!r:.80}.")
-    agents = tuple(_number(value, f"the reward of agent_{agent}") for agent, value in enumerate(numbers))
-    return _Result(raw=sum(agents) / len(agents), agents=agents, parts=parts)
-
-
-def _as_list(value: Any) -> Any:
-    """Arrays and tensors as (nested) lists."""
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _number(value: Any, what: str) -> float:
-    if not hasattr(value, "__float__"):  # numbers, and scalars of numpy and torch; not text
-        raise UserError(f"{what} is {type(value).__name__} ({value!r:.80}), not a number.")
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise UserError(f"{what} is {type(value).__name__} ({value!r:.80}), not a number ({error}).") from error
+def _flaw(numbers: Mapping[str, float]) -> str | None:
+    """Why a reward cannot be trained on or averaged, if one of its numbers is not finite or too large."""
+    for name, value in numbers.items():
+        if not math.isfinite(value):
+            return f"the {name} is {value:g}, which is not a finite number"
+        if abs(value) > LARGEST_REWARD:
+            return f"the {name} is {value:g}; expected at most {LARGEST_REWARD:.2g} in size, what float32 holds"
+    return None

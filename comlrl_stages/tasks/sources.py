@@ -4,6 +4,7 @@
 """
 
 import gzip
+import hashlib
 import importlib.util
 import itertools
 import json
@@ -21,13 +22,18 @@ import pyarrow.parquet as pq
 
 from comlrl_stages.errors import UserError, nearest
 from comlrl_stages.hub import explanation, fetch
-from comlrl_stages.tasks.protocol import Task, load_object, user_traceback
+from comlrl_stages.tasks.protocol import Task, TaskSource, load_object, user_traceback
+from comlrl_stages.tasks.values import check_item
 
+ROLES = ("train", "eval", "validation")
 HUB_PREFIX = "hub://"
 SOURCE_FORMS = (
     "`task`, a .jsonl, .json, .csv or .parquet file, a folder of datasets.save_to_disk, hub://owner/name, "
     "package://module/file.jsonl or file.py:function"
 )
+
+
+_FUNCTION = re.compile(r"(.+\.py):(\w+)")
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,26 @@ def read_source(settings: Any, task: Task, role: str) -> Source | None:
     return Source(table if request.limit is None else table.slice(0, request.limit), request.where, commit)
 
 
+def code_of_items(settings: Any, source: TaskSource, role: str) -> str | None:
+    """The user's Python file that makes the items of a role; None where a file, a data set or nothing of his does."""
+    named = settings.source if role == "train" else getattr(settings, f"{role}_source") or settings.source
+    function = _FUNCTION.fullmatch(named)
+    return function[1] if function else source.file if named == "task" else None
+
+
+def content_digest(item: Mapping[str, Any]) -> str:
+    """SHA-256 of an item's content. The order of its fields does not count, nor do fields that are null."""
+    canonical = json.dumps(_without_nulls(item), sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _without_nulls(value: Any) -> Any:
+    """Leave out null fields: a field that only another item has must not change this item's id."""
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
 def _request(settings: Any, task: Task, role: str) -> _Request | None:
     if role == "train":
         source, split, limit = settings.source, settings.split, settings.limit
@@ -96,7 +122,7 @@ def _table(request: _Request, task: Task) -> pa.Table:
     source = request.source
     if source == "task":
         return _task_table(request, task)
-    function = re.fullmatch(r"(.+\.py):(\w+)", source)
+    function = _FUNCTION.fullmatch(source)
     if function:
         return _python_table(load_object(*function.groups()), request)
     if Path(source).is_dir():
@@ -281,7 +307,7 @@ def _python_table(found: Any, request: _Request) -> pa.Table:
     if callable(found):
         try:
             found = found()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(f"{where}: the function that makes the items raised\n{user_traceback(error)}") from error
     datasets = sys.modules.get("datasets")  # an object of it cannot be there before it was imported
     if datasets is not None and isinstance(found, datasets.DatasetDict | datasets.IterableDatasetDict):
@@ -309,6 +335,7 @@ def _rows_table(rows: Sequence[Any], where: str) -> pa.Table:
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row) or not row:
             raise UserError(f"{where}: item {number} is {row!r:.80}, expected a dict with names as keys.")
+        check_item(row, number, where)
     names = dict.fromkeys(name for row in rows for name in row)
     return pa.table({name: _column([row.get(name) for row in rows], name, where) for name in names})
 

@@ -7,8 +7,6 @@ exactly one BOS where the model has one, whether a chat template, the tokenizer 
 from dataclasses import dataclass, field
 from typing import Any
 
-from jinja2 import TemplateError
-
 from comlrl_stages.errors import UserError
 from comlrl_stages.teams.loading import Facts
 
@@ -68,10 +66,10 @@ def _render_chat(tokenizer: Any, facts: Facts, text: str, format: PromptFormat) 
             tokenize=False,
             **format.template_arguments,
         )
-    except TemplateError as error:
+    except Exception as error:  # a template is code, and its arguments come from the configuration
         raise UserError(
             f"The model's chat template refused a chat of {'system and ' if system else ''}user message: {error}. "
-            "Leave out the system message or set the format to plain."
+            "Leave out the system message, look at team.template_arguments, or set the format to plain."
         ) from error
 
 

@@ -47,6 +47,15 @@ def test_largest_gaps_come_first_and_the_limit_is_counted():
     assert _without_zeros(result.dropped) == {"over_limit": 3}
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("selection", ["reward_gap", "random", "all"])
+def test_gaps_beyond_the_largest_float_are_gaps_like_others(selection):
+    result = _select([1e308, -1e308, 0.0, -1.2e308], selection, min_gap=1.0)
+    assert sorted(result.pairs) == [(0, 1), (0, 2), (0, 3), (1, 3), (2, 1), (2, 3)]
+    assert _without_zeros(result.dropped) == {}
+    assert {_select([1e308, -1e308, 0.0], limit=1, seed=seed).pairs[0] for seed in range(5)} == {(0, 1)}
+
+
 def test_small_gaps_are_left_out_and_counted():
     result = _select([0.0, 0.1, 1.0], min_gap=0.5)
     assert sorted(result.pairs) == [(2, 0), (2, 1)]

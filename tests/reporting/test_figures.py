@@ -1,6 +1,10 @@
+import os
 import re
+import subprocess
+import sys
 import warnings
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,9 +22,9 @@ METHODS = ("base", "madpo", "marlhf")
 def result(method: str, level: float) -> Result:
     compared = None if method == "base" else Estimate(0.2, 0.1, 0.3)
     cells = level + np.array([[-0.1, 0.1], [0.0, 0.2]])
-    return Result(
-        method, cells, Estimate(level, level - 0.1, level + 0.1), Estimate(level, 0.3, 0.9), compared, compared
-    )
+    counts = np.full((2, 2), 4)
+    mean, iqm = Estimate(level, level - 0.1, level + 0.1), Estimate(level, 0.3, 0.9)
+    return Result(method, cells, counts, counts, mean, iqm, compared, compared)
 
 
 def log(name: str, values: list[float], **place: object) -> pd.DataFrame:
@@ -49,9 +53,39 @@ def test_files_are_the_same_bytes_when_drawn_again(tmp_path):
     assert b"dc:date" not in (tmp_path / "a" / "scores.svg").read_bytes()
 
 
+def test_a_users_matplotlib_settings_change_no_byte(tmp_path):
+    for folder, width in (("a", 0.8), ("b", 3.0)):
+        with matplotlib.rc_context({"xtick.major.width": width}):
+            figures.save(figures.scores([result(m, 0.5) for m in METHODS], "reward"), tmp_path / folder, "scores")
+    assert (tmp_path / "a" / "scores.svg").read_bytes() == (tmp_path / "b" / "scores.svg").read_bytes()
+
+
+def test_the_pipeline_is_drawn_alike_in_every_process(tmp_path):
+    """Python hashes strings anew in each process, so nothing may be drawn in the order of a set."""
+    code = (
+        "import sys, pathlib\n"
+        "from comlrl_stages.reporting import diagram, figures\n"
+        "from comlrl_stages.reporting.records import Node, Pipeline\n"
+        "nodes = {key: Node(key, key, key, 1) for key in 'abcdefgh'}\n"
+        "drawn = diagram.pipeline(Pipeline(nodes, {('a', key) for key in 'bcdefgh'}), 'abc')\n"
+        "sys.stdout.write(figures.save(drawn, pathlib.Path(sys.argv[1]), 'pipeline'))\n"
+    )
+    drawn = [
+        subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert drawn[0] and drawn[0] == drawn[1]
+
+
 def test_two_figures_of_one_page_share_no_id(tmp_path):
     found = [
-        set(re.findall(r'\bid="([^"]+)"', figures.save(figures.costs([("sample", 1.0, 5)]), tmp_path, name)))
+        set(re.findall(r'\bid="([^"]+)"', figures.save(figures.bars([("sample", 5, "5")], "tokens"), tmp_path, name)))
         for name in ("one", "two")
     ]
     assert found[0] and not found[0] & found[1]
@@ -77,7 +111,8 @@ def test_names_are_written_as_they_are(tmp_path):
 
 def test_an_interval_that_is_unknown_is_left_out(tmp_path):
     nothing = Estimate(0.5, float("nan"), float("nan"))
-    alone = Result("base", np.array([[0.5]]), nothing, nothing, None, None)
+    one = np.array([[1]])
+    alone = Result("base", np.array([[0.5]]), one, one, nothing, nothing, None, None)
     assert "0.50" in figures.save(figures.scores([alone], "reward"), tmp_path, "scores")
 
 
@@ -107,6 +142,27 @@ def test_the_band_reaches_from_the_lowest_to_the_highest_seed():
     rows = pd.concat([log("loss", [1.0, 2.0]), log("loss", [3.0, 4.0], seed=1)])
     band = figures.learning_curves(rows, METHODS).axes[0].collections[0].get_paths()[0].vertices
     assert (band[:, 1].min(), band[:, 1].max()) == (1.0, 4.0)
+
+
+def test_a_single_logged_step_is_a_disc_and_its_range_a_bar():
+    rows = pd.concat([log("loss", [1.0]), log("loss", [3.0], seed=1)])
+    axes = figures.learning_curves(rows, METHODS).axes[0]
+    (line,) = axes.lines
+    assert (line.get_marker(), line.get_xydata().tolist()) == ("o", [[0.0, 2.0]])
+    assert axes.get_xticks().tolist() == [0]
+    (bar,) = axes.collections
+    assert bar.get_segments()[0].tolist() == [[0.0, 1.0], [0.0, 3.0]]
+
+
+def test_a_long_curve_has_no_discs():
+    (line,) = figures.learning_curves(log("loss", [1.0] * 50), METHODS).axes[0].lines
+    assert line.get_marker() == ""
+
+
+def test_what_has_no_value_at_all_takes_no_panel():
+    rows = pd.concat([log("accuracy", [float("nan")]), log("margin", [0.0]), log("loss", [0.7])])
+    titles = [axes.get_title(loc="left") for axes in figures.learning_curves(rows, METHODS).axes]
+    assert titles == ["madpo: margin", "madpo: loss", ""]
 
 
 def test_without_logs_there_is_no_learning_curve():

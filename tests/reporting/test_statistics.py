@@ -72,6 +72,42 @@ def test_a_single_score_has_no_interval():
     assert np.isnan(found.low) and np.isnan(found.high) and found.covers(0)
 
 
+def test_one_known_score_among_missing_ones_has_no_interval():
+    scores = np.array([[0.5, NAN], [NAN, NAN]])
+    for found in (
+        statistics.seed_item_bootstrap(scores, stream(0, "x"), replicates=50),
+        statistics.item_bootstrap(scores, stream(0, "x"), replicates=50),
+        statistics.improvement_bootstrap(scores, np.zeros((1, 2)), stream(0, "x"), replicates=50),
+    ):
+        assert not np.isnan(found.value) and np.isnan(found.low) and not found.excludes_zero
+
+
+def test_a_difference_is_established_if_its_interval_excludes_zero():
+    assert Estimate(0.2, 0.1, 0.3).excludes_zero and Estimate(-0.2, -0.3, -0.1).excludes_zero
+    assert not Estimate(0.2, -0.1, 0.3).excludes_zero and not Estimate(0.2, NAN, NAN).excludes_zero
+    assert not Estimate(1e-17, 1e-17, 1e-17).excludes_zero  # 0 but for rounding
+
+
+def test_samples_stand_in_the_order_of_their_items_names():
+    items, scores = statistics.samples_by_item(["b", "a", "b"], [1.0, 2.0, 3.0])
+    assert items == ["a", "b"]
+    np.testing.assert_array_equal(scores, [[2.0, NAN], [1.0, 3.0]])
+
+
+def test_the_order_of_items_changes_no_digit_of_a_teams_interval():
+    draw = stream(0, "order")
+    items, scores = list("abcd") * 5, draw.normal(size=20)
+    there = statistics.samples_by_item(items, scores)[1]
+    back = statistics.samples_by_item(items[::-1], scores[::-1])[1][:, ::-1]
+    first, second = (statistics.team_bootstrap(one, 3, "eval", "sampled", replicates=100) for one in (there, back))
+    assert first == second and first != statistics.team_bootstrap(there, 4, "eval", "sampled", replicates=100)
+
+
+def test_every_token_weighs_alike():
+    assert statistics.per_token([1.0, 0.2], [1, 3]) == pytest.approx(0.4)
+    assert np.isnan(statistics.per_token([], []))
+
+
 def test_whole_items_are_drawn():
     """Of two items at 1 and 11, a draw is either of them twice (a quarter of the draws each) or both."""
     found = statistics.item_bootstrap(np.array([[1.0, 1.0], [11.0, 11.0]]), stream(0, "x"), replicates=1000)

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from comlrl_stages.errors import UserError
-from comlrl_stages.reporting import findings, summary
+from comlrl_stages.reporting import answer, findings, summary
 
 SETTINGS = SimpleNamespace(methods=["base", "madpo"], seeds=[0, 1], seed=0, bootstrap_replicates=200, confidence=0.95)
 NO_LOGS = pd.DataFrame(
@@ -92,7 +92,8 @@ def test_a_failed_reward_is_left_out_and_counted():
     assert table.loc[("madpo", 0), "eval_reward_mean"] == pytest.approx(0.7)
     assert table.loc[("madpo", 0), "unscored"] == 2
     warned = findings.warnings(rows, NO_LOGS, {}, summary.results(rows, design), design)
-    assert any("4 of 8 evaluated joint responses have no reward (4 timeout)" in line for line in warned)
+    (told,) = [line for line in warned if "4 of 8 evaluated joint responses have no reward (4 timeout)" in line]
+    assert "4 cells (a seed on an item) rest on fewer samples" in told
 
 
 def test_the_score_of_an_episode_is_the_reward_of_the_last_turn_that_it_played():
@@ -102,8 +103,7 @@ def test_the_score_of_an_episode_is_the_reward_of_the_last_turn_that_it_played()
     design = summary.design_of(rows, SimpleNamespace(**{**vars(SETTINGS), "methods": ["base"]}))
     assert (design.turns, design.samples) == (2, 2)
     assert summary.results(rows, design)[0].mean.value == pytest.approx((0.51 + 0.89) / 2)
-    headline = findings.headline(summary.results(rows, design), design)[0]
-    assert "mean eval reward of the last turn 0.70" in headline
+    assert "mean eval reward of the last turn 0.70" in answer.headline(summary.results(rows, design), design)[0]
 
 
 def test_rounds_are_laid_end_to_end():
@@ -125,7 +125,7 @@ def test_an_experiment_without_eval_rows_is_refused():
 def test_the_headline_names_best_base_difference_and_how_much_stands_behind_it():
     rows = evaluation(base=0.4, madpo=0.6)
     design = summary.design_of(rows, SETTINGS)
-    text = " ".join(findings.headline(summary.results(rows, design), design))
+    text = " ".join(answer.headline(summary.results(rows, design), design))
     assert "madpo scores highest: mean eval reward 0.72" in text
     assert "over 2 eval items × 2 samples × 2 seeds" in text
     assert "base team scores 0.52" in text and "paired difference is +0.20 [+0.20, +0.20]" in text
@@ -138,10 +138,133 @@ def test_a_gain_that_may_be_none_is_not_claimed():
     rows.loc[(rows["method"] == "madpo") & (rows["task_id"] == "y"), "expected_return"] -= 0.2
     design = summary.design_of(rows, SETTINGS)
     found = summary.results(rows, design)
-    assert any("the gain is not established" in sentence for sentence in findings.headline(found, design))
-    assert any(
-        "madpo: the interval of its difference" in w for w in findings.warnings(rows, NO_LOGS, {}, found, design)
+    text = " ".join(answer.headline(found, design))
+    assert "madpo and base are not told apart: mean eval reward 0.57" in text and "highest" not in text
+    assert "no gain from training is established" in text
+    (told,) = [w for w in findings.warnings(rows, NO_LOGS, {}, found, design) if "holds 0" in w]
+    assert told.startswith("madpo: its difference to base, +0.05 [")
+
+
+def with_methods(*methods: str, seeds: tuple[int, ...] = (0, 1)) -> SimpleNamespace:
+    return SimpleNamespace(**{**vars(SETTINGS), "methods": list(methods), "seeds": list(seeds)})
+
+
+def answer_of(rows: pd.DataFrame, settings: SimpleNamespace) -> str:
+    design = summary.design_of(rows, settings)
+    return " ".join(answer.headline(summary.results(rows, design), design))
+
+
+def test_equal_means_are_a_tie():
+    text = answer_of(evaluation(base=0.4, madpo=0.6, marlhf=0.6), with_methods("base", "madpo", "marlhf"))
+    assert text.startswith("madpo and marlhf tie: mean eval reward 0.72 [")
+    assert "highest" not in text and "The paired difference of madpo to base is +0.20 [+0.20, +0.20]." in text
+
+
+def test_a_method_that_is_as_good_as_base_beats_nobody():
+    text = answer_of(evaluation(base=0.4, madpo=0.4), SETTINGS)
+    assert text.startswith("base and madpo tie") and "highest" not in text and "No method beats" not in text
+
+
+def test_a_method_that_is_worse_than_base_is_not_the_answer():
+    text = answer_of(evaluation(base=0.6, madpo=0.4), SETTINGS)
+    assert text.startswith("base scores highest") and "No method beats the untrained base team." in text
+
+
+@pytest.mark.parametrize(("method", "name"), [("base", "The untrained base team"), ("madpo", "madpo")])
+def test_a_single_method_is_highest_of_nothing(method, name):
+    text = answer_of(evaluation(**{method: 0.4}), with_methods(method))
+    assert text.startswith(f"{name} has mean eval reward 0.52 [") and "No other method" in text
+    assert "highest" not in text
+
+
+def test_with_one_seed_the_intervals_are_over_items_and_say_so():
+    rows = evaluation(base=0.4, madpo=0.6)
+    text = answer_of(rows[rows["seed"] == 0], with_methods("base", "madpo", seeds=(0,)))
+    assert "intervals over items of the one seed, and say nothing of how another seed would do" in text
+    assert "intervals over seeds and items; with only" in answer_of(rows, SETTINGS)
+
+
+def test_a_single_score_of_each_tells_nobody_apart():
+    rows = evaluation(base=0.4, madpo=0.6)
+    rows = rows[(rows["seed"] == 0) & (rows["task_id"] == "x")]
+    text = answer_of(rows, with_methods("base", "madpo", seeds=(0,)))
+    assert text.startswith("madpo and base cannot be told apart by a single score of each")
+    assert "it has no interval" in text and "highest" not in text
+
+
+def hard_item_fails(rows: pd.DataFrame) -> pd.DataFrame:
+    """madpo is 0.05 worse than base on either item, but has no reward on the low item x with seed 0."""
+    lost = (rows["method"] == "madpo") & (rows["task_id"] == "x") & (rows["seed"] == 0)
+    return rows.assign(
+        reward=rows["reward"].mask(lost),
+        expected_return=rows["expected_return"].mask(lost),
+        status=rows["status"].mask(lost, "timeout"),
     )
+
+
+def test_methods_are_compared_where_both_have_a_reward_and_the_rest_is_counted():
+    """Means over own cells: base (0.41 + 0.61 + 0.43 + 0.63) / 4 = 0.52, madpo (0.56 + 0.38 + 0.58) / 3 = 0.5067.
+
+    On the three cells that both have: base (0.61 + 0.43 + 0.63) / 3 = 0.5567, madpo 0.5067, difference -0.05.
+    """
+    rows = hard_item_fails(evaluation(base=0.4, madpo=0.35))
+    design = summary.design_of(rows, SETTINGS)
+    base, madpo = summary.results(rows, design)
+    assert (base.mean.value, madpo.mean.value) == (pytest.approx(0.52), pytest.approx(1.52 / 3))
+    assert madpo.difference.value == pytest.approx(-0.05)
+    assert madpo.scored.tolist() == [[0, 2], [2, 2]] and madpo.drawn.tolist() == [[2, 2], [2, 2]]
+    text = " ".join(answer.headline([base, madpo], design))
+    assert text.startswith("base scores highest: mean eval reward 0.56 [")
+    assert "over the 3 of 4 cells (a seed on an item) in which every method has a reward" in text
+    (told,) = [w for w in findings.warnings(rows, NO_LOGS, {}, [base, madpo], design) if "comparison with base" in w]
+    assert "madpo: of 4 cells (a seed on an item) 1 are left out" in told
+    assert "(1 without any reward for madpo), which is over the other 3" in told
+    _, (_, row) = summary.method_table([base, madpo], design)
+    assert row[1].endswith(", 3 of 4 cells") and row[3].endswith(", 3 of 4 cells")
+
+
+def test_an_easier_share_of_the_items_wins_no_ranking():
+    """Over its own cells madpo has the higher mean, 0.5567 against 0.52; on those that both have they are equal."""
+    text = answer_of(hard_item_fails(evaluation(base=0.4, madpo=0.4)), SETTINGS)
+    assert text.startswith("base and madpo tie: mean eval reward 0.56 [") and "highest" not in text
+
+
+def test_reasons_for_what_is_left_out_are_counted_once_each():
+    rows = hard_item_fails(evaluation(base=0.4, madpo=0.6))
+    rows = rows[~((rows["method"] == "base") & (rows["seed"] == 1))]
+    design = summary.design_of(rows, SETTINGS)
+    found = summary.results(rows, design)
+    (told,) = [w for w in findings.warnings(rows, NO_LOGS, {}, found, design) if "comparison with base" in w]
+    assert "3 are left out" in told and "(1 without any reward for madpo, 2 not evaluated for base)" in told
+    table = summary.summary_table(rows, NO_LOGS, design).set_index(["method", "seed"])
+    assert table.loc[("madpo", 0), ["improvement_over_base", "items_compared"]].tolist() == [pytest.approx(0.2), 1]
+    assert table.loc[("madpo", 1), "items_compared"] == 0 and table.loc[("base", 0), "items_compared"] == 0
+
+
+def test_methods_that_share_no_cell_are_not_ranked():
+    rows = evaluation(base=0.4, madpo=0.6)
+    rows = rows[(rows["method"] == "base") == (rows["seed"] == 0)]
+    text = answer_of(rows, SETTINGS)
+    assert text.startswith("The methods cannot be ranked") and "base 0.51 [" in text and "madpo 0.73 [" in text
+
+
+def test_a_difference_is_the_same_both_ways_round():
+    rows = evaluation(base=0.4, madpo=0.6)
+    rows["expected_return"] += np.linspace(0, 0.3, len(rows)) ** 2
+    design = summary.design_of(rows, SETTINGS)
+    base, madpo = summary.results(rows, design)
+    there, back = summary.difference(madpo, base, design), summary.difference(base, madpo, design)
+    assert there == madpo.difference
+    assert (back.value, back.low, back.high) == pytest.approx((-there.value, -there.high, -there.low))
+
+
+def test_the_accuracy_begins_where_not_every_pair_ties():
+    place = {"kind": "method", "owner": "m", "seed": 0, "phase": "madpo", "round": 1, "turn": 0, "agent": -1}
+    values = [(1, "ties", 1.0), (1, "accuracy", 0.0), (1, "loss", 0.7), (2, "ties", 0.5), (2, "accuracy", 0.5)]
+    logs = pd.DataFrame([{**place, "step": step, "name": name, "value": value} for step, name, value in values])
+    kept = summary.defined(logs)
+    assert kept.loc[kept["name"] == "accuracy", "step"].tolist() == [2]
+    assert len(kept) == 4
 
 
 def test_every_sign_of_trouble_is_named():

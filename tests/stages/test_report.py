@@ -6,8 +6,9 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from comlrl_stages.artifacts import open_work, read_manifest
+from comlrl_stages.artifacts import mismatches, open_work, read_manifest
 from comlrl_stages.errors import UserError
+from comlrl_stages.files import beside, write_json
 from comlrl_stages.stages import report
 
 from ..reporting.synthetic import make_experiment
@@ -29,10 +30,43 @@ def experiment(tmp_path_factory):
 
 def test_the_folder_holds_page_summaries_and_figures(experiment):
     folder = experiment[3]
-    names = ("scores", "improvement", "learning_curves", "reward_models", "lengths", "costs", "pipeline")
+    names = ("scores", "improvement", "learning_curves", "reward_models", "lengths", "tokens", "pipeline")
     figures = {f"figures/{name}.{kind}" for name in names for kind in ("svg", "png")}
     summaries = {"report.html", "summary.csv", "summary.parquet", "summary.md"}
     assert set(read_manifest(folder)["files"]) == figures | summaries
+
+
+def test_the_page_of_costs_lies_in_the_folder_but_not_in_its_manifest(experiment):
+    folder = experiment[3]
+    listed = set(read_manifest(folder)["files"])
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert found - listed == {"cost/cost.html", "cost/figures/times.svg", "cost/figures/times.png"}
+    assert mismatches(folder, read_manifest(folder)) == []
+
+
+def test_other_times_hosts_and_memory_change_no_listed_byte(tmp_path):
+    settings, inputs = make_experiment(tmp_path / "results", methods=("base", "marlhf"), seeds=(0,))
+    folders = []
+    for name, timing in (("a", {"wall_s": 3.0, "host": "one", "peak_memory_mb": 7}), ("b", {"wall_s": 4000.0})):
+        for path in (tmp_path / "results").rglob("*.timing.json"):
+            write_json(path, timing)
+        folders.append(run(tmp_path / "results", settings, inputs, name))
+    assert read_manifest(folders[0]) == read_manifest(folders[1])
+    pages = [(folder / "cost" / "cost.html").read_text(encoding="utf-8") for folder in folders]
+    assert "one" in pages[0] and pages[0] != pages[1]
+
+
+def test_the_page_of_costs_tells_what_each_stage_took_and_where(experiment):
+    text = (experiment[3] / "cost" / "cost.html").read_text(encoding="utf-8")
+    # 12 evaluated teams of 12 s; 12 trainings (two rounds of madpo, one of the others) of 95 s: 19 min 00 s
+    assert "somewhere" in text and "2 min 24 s" in text and "19 min 00 s" in text and "900" in text
+
+
+def test_runs_without_a_timing_are_counted_apart(tmp_path):
+    settings, inputs = make_experiment(tmp_path / "results", methods=("base",), seeds=(0,))
+    beside(inputs["evaluations"][0], "timing").unlink()
+    folder = run(tmp_path / "results", settings, inputs)
+    assert "1 further run left no record" in (folder / "cost" / "cost.html").read_text(encoding="utf-8")
 
 
 def test_the_summary_is_the_same_in_every_format(experiment):

@@ -99,12 +99,57 @@ def test_an_invalid_completion_is_marked_and_not_scored(scored):
 def test_failures_beyond_the_tolerance_stop_the_stage_and_show_the_first(scored):
     completions = [completion(s, a, text) for s, text in enumerate(["1", "x", "2", "y"]) for a in (0, 1)]
     task = failing_task(scored.folder)
-    with pytest.raises(UserError, match=r"(?s)failed for 2 of 4 .*share of 0.25.*item t0, sample 1: exception.*'x'"):
+    message = r"(?s)failed for 2 of 4 .*share of 0.25.*item t0, responses 'x', 'x': exception.*'y', 'y'"
+    with pytest.raises(UserError, match=message):
         scored(completions, task=task, tolerate_failures=0.25)
+    assert not list(scored.folder.glob("rewards.parquet*.json"))
     rows = scored(completions, task=task, tolerate_failures=0.5)
     assert [r["status"] for r in rows] == ["ok", "exception", "ok", "exception"]
     counts = read_manifest(scored.folder / "rewards.parquet")["counts"]
     assert counts["dropped"] == {"exception": 2}
+
+
+def test_a_hanging_reward_is_not_called_again_once_the_stage_must_fail(scored):
+    log, task = scored.folder / "log", scored.folder / "hanging.py"
+    task.write_text(
+        "import time\n"
+        "def reward(first, second):\n"
+        f"    open({str(log)!r}, 'a').write(first[0] + ' ')\n"
+        "    time.sleep(1000)\n"
+    )
+    completions = [completion(s, a, str(s)) for s in range(40) for a in (0, 1)]
+    settings = {"task": {"file": str(task), "object": None}, "time_limit_s": 0.5}
+    with pytest.raises(UserError, match=r"failed for 1 of 1 joint responses so far \(40 in all\)"):
+        scored(completions, **settings)
+    with pytest.raises(UserError, match=r"failed for 3 of 3 joint responses so far \(40 in all\)"):
+        scored(completions, **settings, tolerate_failures=0.05)
+    assert log.read_text().split() == ["0", "0", "1", "2"]
+
+
+def test_what_was_scored_before_the_failure_is_kept_and_counted(scored, monkeypatch):
+    monkeypatch.setattr(score, "JOINTS_PER_SHARD", 2)
+    log, broken = scored.folder / "log", scored.folder / "broken"
+    task = scored.folder / "service.py"
+    task.write_text(
+        "import os\n"
+        "def reward(first, second):\n"
+        f"    open({str(log)!r}, 'a').write(first[0] + ' ')\n"
+        f"    if first[0] == '1' or first[0] == '3' and os.path.exists({str(broken)!r}):\n"
+        "        raise OSError('no answer')\n"
+        "    return [float(first[0])]\n"
+    )
+    settings = {"task": {"file": str(task), "object": None}, "tolerate_failures": 0.2}
+    completions = [completion(s, a, str(s)) for s in range(6) for a in (0, 1)]
+    broken.touch()
+    with pytest.raises(UserError, match=r"(?s)failed for 2 of 4 .*responses '1', '1': .*responses '3', '3': "):
+        scored(completions, **settings)
+    assert not (scored.folder / "rewards.parquet").exists()
+    with pytest.raises(UserError, match=r"(?s)failed for 2 of 4 .*responses '1', '1': .*responses '3', '3': "):
+        scored(completions, **settings)
+    broken.unlink()
+    rows = scored(completions, **settings)
+    assert [r["status"] for r in rows] == ["ok", "exception", "ok", "ok", "ok", "ok"]
+    assert log.read_text().split() == ["0", "1", "2", "3", "2", "3", "2", "3", "4", "5"]
 
 
 def test_nan_is_counted_but_is_no_failure(scored):

@@ -52,11 +52,23 @@ def test_a_formatter_that_fails_for_one_item_stops_the_split(tmp_path):
     assert not (tmp_path / "train.parquet").exists()
 
 
+@pytest.mark.parametrize(
+    ("items", "told"),
+    [
+        ("[{'prompt': 'a', 'tags': {'b', 'c'}}]", "item 1, key tags: is of type set"),
+        ("[{'prompt': str(os.getpid())}, {'prompt': 'b'}]", "the train items were made twice, and item 1 had another"),
+        ("os._exit(0)", "this code ended the process that imported it and made the items"),
+    ],
+)
+def test_items_that_cannot_be_kept_or_differ_each_time_or_end_the_process_stop_the_split(tmp_path, items, told):
+    (tmp_path / "my_task.py").write_text(
+        f"import os\n\ndef items():\n    return {items}\n\ndef reward(first, second):\n    return [1.0]\n"
+    )
+    with pytest.raises(UserError, match=told):
+        run_split(tmp_path, task={"file": str(tmp_path / "my_task.py"), "object": None})
+    assert not (tmp_path / "train.parquet").exists()
+
+
 def test_team_and_task_must_agree_on_the_number_of_agents(tmp_path):
     with pytest.raises(UserError, match=r"task of 2 agents, but the team has 3"):
         run_split(tmp_path, agents=3)
-
-
-def test_parameters_of_the_reward_are_checked_here_already(tmp_path):
-    with pytest.raises(UserError, match=r"scoring.parameters: .*no parameter 'bonus'"):
-        run_split(tmp_path, parameters={"bonus": 1.0})

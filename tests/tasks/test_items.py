@@ -174,6 +174,28 @@ def test_limits_take_the_first_items(tmp_path):
     assert (splits.train["level"].to_pylist(), splits.eval["prompt"].to_pylist()) == ([0, 1, 2, 3], ["e0", "e1"])
 
 
+def test_a_limit_of_eval_items_needs_eval_items_of_their_own(tmp_path):
+    code = "items = [{'prompt': str(i)} for i in range(9)]"
+    with pytest.raises(UserError, match=r"items.eval_limit: the eval items have no source of their own"):
+        load("task", task_of(tmp_path, code), eval_limit=1)
+    own = task_of(tmp_path, code + "\neval_items = [{'prompt': 'a'}, {'prompt': 'b'}]")
+    assert load("task", own, eval_limit=1).eval["prompt"].to_pylist() == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("column", "told"),
+    [
+        (pa.array([1.0, float("nan")]), "item 2, key x: is the float nan"),
+        (pa.array([b"a", b"b"]), "item 1, key x: is of type bytes"),
+        (pa.array([[{"y": 1.0}], [{"y": float("inf")}]]), "item 2, key x.0.y: is the float inf"),
+    ],
+)
+def test_values_that_no_item_may_hold_are_refused_in_files_too(tmp_path, column, told):
+    pq.write_table(pa.table({"prompt": ["a", "b"], "x": column}), tmp_path / "items.parquet")
+    with pytest.raises(UserError, match=f"items.parquet: {told}"):
+        load(tmp_path / "items.parquet")
+
+
 def test_a_task_brings_items_and_eval_items(tmp_path):
     code = "items = [{'prompt': 'a'}, {'prompt': 'b', 'extra': 1}]\n\ndef eval_items():\n    return [{'prompt': 'c'}]"
     splits = load("task", task_of(tmp_path, code))
@@ -259,6 +281,7 @@ def test_streaming_needs_a_limit():
         ('{"prompt": "a", "x": 1}\n{"prompt": "b", "x": "1"}\n', "field 'x' cannot be stored.*item 2 has '1'"),
         ('{"prompt": "a", "x": {}}\n', "the field x holds only empty objects"),
         ("{}\n", "item 1 is {}"),
+        ('{"prompt": "a"}\n{"prompt": "b", "x": [NaN]}\n', "item 2, key x.0: is the float nan"),
     ],
 )
 def test_a_bad_jsonl_file_is_refused_with_the_place(tmp_path, text, message):

@@ -200,6 +200,14 @@ def test_a_failing_formatter_shows_item_agent_and_the_users_line(written):
     assert isinstance(failure.value.__cause__, KeyError)
 
 
+def test_sys_exit_in_a_formatter_or_a_factory_is_a_mistake_and_no_end(written):
+    task = load_task(written("import sys\nclass Task:\n    formatters = lambda item: sys.exit(0)\n" + REWARD))
+    with pytest.raises(UserError, match=r"(?s)the formatter of agent_0, item i1 raised.*SystemExit: 0"):
+        task.format(ITEM)
+    with pytest.raises(UserError, match=r"(?s)could not be made from its options.*SystemExit: 0"):
+        load_task(written("import sys\ndef Task():\n    sys.exit(0)\n"))
+
+
 def test_a_formatter_must_return_text(written):
     task = load_task(written("class Task:\n    formatters = lambda item: None\n" + REWARD))
     with pytest.raises(UserError, match="agent_0, item i1 returned NoneType"):

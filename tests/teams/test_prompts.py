@@ -1,9 +1,11 @@
 """Text to ids and back."""
 
 import dataclasses
+import inspect
 
 import pytest
 
+from comlrl_stages.config import TEMPLATE_PARAMETERS
 from comlrl_stages.errors import UserError
 from comlrl_stages.teams.prompts import PromptFormat, decode, encode_prompt, encode_text
 
@@ -58,6 +60,17 @@ def test_a_template_that_refuses_the_system_message_says_so(tiny_llama):
     facts = dataclasses.replace(tiny_llama.facts, chat_template=template)
     with pytest.raises(UserError, match="no system"):
         encode_prompt(tiny_llama.tokenizer, facts, "fox", PromptFormat("auto", "owl"))
+
+
+def test_a_template_that_fails_at_an_argument_says_so(tiny_llama):
+    facts = dataclasses.replace(tiny_llama.facts, chat_template="{{ limit + 1 }}")
+    with pytest.raises(UserError, match=r"refused a chat of user message: .*look at team.template_arguments"):
+        encode_prompt(tiny_llama.tokenizer, facts, "fox", PromptFormat("auto", None, {"limit": "many"}))
+
+
+def test_what_the_configuration_refuses_as_template_arguments_is_what_the_tokenizer_takes_for_itself(tiny_llama):
+    taken = set(inspect.signature(type(tiny_llama.tokenizer).apply_chat_template).parameters) - {"kwargs"}
+    assert taken | {"messages"} == set(TEMPLATE_PARAMETERS)
 
 
 def test_a_prompt_without_tokens_is_refused(tiny_gpt2):

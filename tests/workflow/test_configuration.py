@@ -47,6 +47,14 @@ def test_an_override_on_the_command_line_runs_exactly_what_reads_it(finished: Wo
     assert all("method=madpo" in job for rule in set(jobs) - {"all", "report"} for job in jobs[rule])
 
 
+def test_values_of_an_override_on_the_command_line_keep_their_types(project: Workflow) -> None:
+    arguments = '{think: false, depth: 2, year: "2024"}'
+    override = f"override={{experiments: {{small: {{seeds: 7, team: {{template_arguments: {arguments}}}}}}}}}"
+    plan = project.run("-n", "-p", "--until", "sample", *SMALL, override)
+    assert '{"depth": 2, "think": false, "year": "2024"}' in plan
+    assert "collections/default" in plan and "seed7/" in plan and "seed0/" not in plan
+
+
 def test_the_command_line_shows_the_configuration_that_the_workflow_runs(project: Workflow) -> None:
     project.write("config/config.yaml", "experiments: [small]\n")
     project.write("config/variant.yaml", yaml.safe_dump(OVERLAY))
@@ -292,10 +300,44 @@ def test_every_mistake_of_a_file_is_told_at_once(mistaken: Workflow) -> None:
         ("experiments=[]", "experiments: List should have at least 1 item"),
         ("experiment=small", "experiment: unknown key (nearest: 'experiments')"),
         ("override={experiments: {smal: {}}}", "override.experiments.smal: no experiment 'smal'"),
+        (
+            "override={experiments: {small: {seeds: [0]}",
+            "--config override=...: is not valid YAML: while parsing a flow",
+        ),
+        ("experiments=[small", "--config experiments=...: is not valid YAML: while parsing a flow sequence"),
+        ("experiments=[small,small]", "experiments: 'small' stands twice"),
+        ("experiments=a.partial", "'a.partial' cannot be a name: a name does not end in"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_told_before_any_work(mistaken: Workflow, config: str, told: str) -> None:
     assert told in refusal(mistaken, "--config", config)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "config/config.yaml: expected a mapping of keys to values, found an empty file"),
+        ("experiments:\n\t- small\n", "(line 2, column 1); indent with spaces, not with tabs"),
+        ("experiments: [small\n", "config/config.yaml: is not valid YAML: while parsing a flow sequence"),
+        ("- small\n", "config/config.yaml: expected a mapping of keys to values, found list"),
+        (
+            "experiments: [a]\nexperiments: [b]\n",
+            "config/config.yaml: is not valid YAML: key 'experiments' stands twice",
+        ),
+        ("experiments: null\n", "config.yaml, overlays and --config: experiments: is missing and has no default"),
+    ],
+)
+def test_a_broken_config_yaml_is_one_message_with_its_place(tmp_path: Path, text: str, told: str) -> None:
+    workflow = make_workflow(tmp_path)
+    (workflow.code / "config" / "config.yaml").write_text(text, encoding="utf-8")
+    said = refusal(workflow, "-n")
+    assert told in said and len(said.splitlines()) == 1
+
+
+def test_what_no_method_uses_is_a_warning_and_stops_nothing(project: Workflow) -> None:
+    project.write_experiment({**deepcopy(EXPERIMENT), "collections": {"default": {}, "wide": {}}}, "idle")
+    plan = project.run("-n", "--until", "split", "--config", "experiments=idle")
+    assert "warning: idle: no method uses collections.wide\n" in plan and "rule split" in plan
 
 
 # --- Snakemake's own report ---------------------------------------------------------------------------------------

@@ -121,17 +121,3 @@ def wait_for_checkpoint(stage: str, running: subprocess.Popen, checkpoints: Path
             return processes_of(stage, running)
         time.sleep(0.01)
     pytest.fail(f"no checkpoint appeared in {checkpoints}: {running.communicate()[0]}")
-
-
-@pytest.mark.slow
-def test_two_folders_and_other_cores_give_equal_manifests(finished: Workflow, tmp_path: Path) -> None:
-    other = Workflow(tmp_path / "elsewhere", finished.code)
-    other.write_experiment(EXPERIMENT)
-    other.write("config/models/tiny.yaml", (finished.folder / "config/models/tiny.yaml").read_text(encoding="utf-8"))
-    other.run(*SMALL, cores=1)
-    made, expected = other.manifests(), finished.manifests()
-    assert set(made) == set(expected)
-    timed = "results/small/report.manifest.json"  # its page and one figure show how long the stages took
-    assert {path: text for path, text in made.items() if path != timed} == {
-        path: text for path, text in expected.items() if path != timed
-    }

@@ -1,5 +1,9 @@
 """The report that the workflow makes, opened in a browser, and the files beside it."""
 
+import json
+import socket
+import subprocess
+import sys
 import xml.etree.ElementTree
 from pathlib import Path
 
@@ -13,7 +17,7 @@ from .conftest import EXPERIMENT, Workflow
 
 pytestmark = pytest.mark.xdist_group("workflow")
 
-FIGURES = ["costs", "improvement", "learning_curves", "lengths", "pipeline", "reward_models", "scores"]
+FIGURES = ["improvement", "learning_curves", "lengths", "pipeline", "reward_models", "scores", "tokens"]
 COLUMNS = ["method", "seed", "eval_reward_mean", "eval_reward_low", "eval_reward_high", "improvement_over_base"]
 
 
@@ -102,3 +106,50 @@ def test_the_mean_of_the_summary_is_that_of_the_evaluation(report: Path) -> None
         scores = pd.read_parquet(path, columns=["task_id", "split", "decoding", "reward"])
         scores = scores[(scores["split"] == "eval") & (scores["decoding"] == "sampled")]
         assert scores.groupby("task_id")["reward"].mean().mean() == pytest.approx(row.eval_reward_mean)
+
+
+def test_the_page_and_the_summary_hold_nothing_of_the_machine(report: Path) -> None:
+    listed = json.loads((report.parent / "report.manifest.json").read_text(encoding="utf-8"))["files"]
+    hidden = (str(report.parents[2]).encode(), socket.gethostname().encode() + b" ", b"pandas")
+    for name in listed:
+        content = (report / name).read_bytes()
+        assert not any(text in content for text in hidden), name
+
+
+def test_the_page_of_costs_is_a_link_away_and_leads_back(report: Path) -> None:
+    (link,) = visit(report / "report.html", "document.querySelector('#cost p a').href").values
+    page = report / "cost" / "cost.html"
+    assert link == page.as_uri()
+    seen = visit(page, "document.querySelector('#stages p a').href", "document.querySelectorAll('figure svg').length")
+    assert (seen.errors, seen.failed, seen.requests) == ([], [], [page.as_uri()])
+    assert seen.values == [(report / "report.html").as_uri(), 1]
+    assert socket.gethostname() in page.read_text(encoding="utf-8")
+
+
+def test_the_page_of_costs_is_not_listed_and_verify_finds_nothing_wrong(
+    finished: Workflow, report: Path, tmp_path: Path
+) -> None:
+    listed = json.loads((report.parent / "report.manifest.json").read_text(encoding="utf-8"))["files"]
+    assert (report / "cost" / "cost.html").is_file() and not any(name.startswith("cost/") for name in listed)
+    config = tmp_path / "config.yaml"
+    config.write_text("experiments: [small]\n", encoding="utf-8")
+    command = [sys.executable, "-m", "comlrl_stages.cli", "verify", "results/small", "--configfile", str(config)]
+    done = subprocess.run(command, **finished.process(), check=False)
+    assert done.returncode == 0 and "different" not in done.stdout and "broken" not in done.stdout, done.stdout
+
+
+def test_metrics_of_the_evaluation_and_the_summary_agree_in_every_digit(report: Path) -> None:
+    same = {
+        "eval_reward_mean": "eval/turn_1/reward_mean",
+        "eval_reward_low": "eval/turn_1/reward_low",
+        "eval_reward_high": "eval/turn_1/reward_high",
+        "greedy_reward_mean": "eval/greedy/turn_1/reward_mean",
+        "kl_per_token": "eval/kl_per_token",
+        "part_ratio": "eval/parts/ratio",
+        "truncated_share": "eval/truncated_share",
+    }
+    for row in pd.read_csv(report / "summary.csv").to_dict("records"):
+        folder = report.parent / f"seed{row['seed']}" / "methods" / row["method"] / "evaluation"
+        metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+        for column, name in same.items():
+            assert row[column] == metrics.get(name) or (pd.isna(row[column]) and metrics.get(name) is None), column

@@ -6,19 +6,20 @@ import sys
 from itertools import product
 from types import SimpleNamespace
 
-from comlrl_stages.checks import check_project, check_sources
+from comlrl_stages.checks import check_project, check_sources, warnings_of
 from comlrl_stages.config import critic_models_of, used_reward_models
 from comlrl_stages.config_methods import Base, Madpo, PolicyTraining
 from comlrl_stages.errors import UserError
-from comlrl_stages.project import load_project
+from comlrl_stages.project import from_command_line, load_project, merge
 from comlrl_stages.provenance import tracked as tracked_settings
 from comlrl_stages.settings import instances, tracking_of
 
 # The stages run with the interpreter that runs the workflow, even where its environment is not activated, and stop
-# when the workflow has died.
+# when the workflow has died. Where a user's code goes through a set, it does so in the same order each time.
 os.environ.update(
     PATH=os.pathsep.join([str(Path(sys.executable).parent), *os.get_exec_path()]),
     COMLRL_STAGES_WORKFLOW_PID=str(os.getpid()),
+    PYTHONHASHSEED="0",
 )
 
 SHIPPED_CONFIG = Path(workflow.basedir).resolve() / "config"
@@ -26,11 +27,15 @@ SHIPPED_CONFIG = Path(workflow.basedir).resolve() / "config"
 CONFIG_FOLDERS = [Path("config"), *([SHIPPED_CONFIG] if SHIPPED_CONFIG != Path("config").resolve() else [])]
 
 try:
-    project = load_project(config, CONFIG_FOLDERS, "config.yaml, overlays and --config")
+    given = merge(config, from_command_line(workflow.config_settings.config_args or []))
+    project = load_project(given, CONFIG_FOLDERS, "config.yaml, overlays and --config")
     check_sources(project)
     list(check_project(project))
 except UserError as error:
     sys.exit(f"error: {error}")  # an exception would be shown with lines of this file
+
+for warning in warnings_of(project):
+    print(warning, file=sys.stderr)
 
 
 wildcard_constraints:

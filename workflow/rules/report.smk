@@ -1,7 +1,8 @@
 """The report of an experiment.
 
 in:  evaluations, training logs, reward models
-out: results/<experiment>/report/{report.html,summary.csv,summary.parquet,summary.md,figures/}
+out: results/<experiment>/report/{report.html,summary.csv,summary.parquet,summary.md,figures/}, and beside what the
+     manifest lists cost/cost.html: wall times, memory, hosts
 """
 
 
