@@ -1,18 +1,25 @@
-"""Kill one quickstart at random moments, again and again, and compare its manifests with an undisturbed run's.
+"""Kill one experiment at random moments, again and again, and compare its manifests with an undisturbed run's.
 
     python benchmarks/soak.py /tmp/undisturbed /tmp/soaked --kills 30
 
-The first folder holds an undisturbed run (made if it is empty), the second the one that is killed. Each kill is a
-SIGKILL by pid, of a stage or of Snakemake itself, at a random moment; then `--unlock` and the same command again.
-Prints a line per kill and ends with 1 if any manifest differs.
+The first folder holds an undisturbed run (made if it is not there), the second the one that is killed. Each kill is a
+SIGKILL by pid, of a stage or of Snakemake itself, at a random moment; then `--unlock` and the same command again. When
+everything is done before the last kill, the results of one seed are taken away. Prints a line per kill (time, victim,
+pid, stage, what it made) and a verdict; ends with 1 if a manifest differs or a run fails by itself.
+
+A smaller one: --override '{experiments: {quickstart: {seeds: [0]}}, models: {tiny: {pretraining_steps: 20}}}'
 """
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -20,78 +27,134 @@ import psutil
 import typer
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-SNAKEMAKE = [str(Path(sys.executable).parent / "snakemake"), "-s", str(REPOSITORY / "Snakefile"), "--cores", "2"]
+SNAKEMAKE = [str(Path(sys.executable).parent / "snakemake"), "-s", str(REPOSITORY / "Snakefile")]
+#: The package beside this file, whichever is installed.
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+
+
+@dataclass
+class Workflow:
+    """One experiment in a folder of its own."""
+
+    folder: Path
+    experiment: str
+    arguments: list[str]
+
+    @property
+    def log(self) -> Path:
+        """What the last run of Snakemake said."""
+        return self.folder / "snakemake.log"
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "results" / self.experiment
+
+    def start(self, *options: str) -> subprocess.Popen:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        command = [*self.arguments, *options]
+        with open(self.log, "w") as log:
+            return subprocess.Popen(command, cwd=self.folder, env=ENVIRONMENT, stdout=log, stderr=subprocess.STDOUT)
+
+    def finish(self, *options: str) -> None:
+        self.must_have_ended_well(self.start(*options).wait())
+
+    def must_have_ended_well(self, code: int) -> None:
+        if code != 0:
+            sys.exit(f"{self.log.read_text()[-5000:]}\nFAILED: a run that nobody killed ended with {code}")
+
+    def manifests(self) -> dict[str, str]:
+        found = self.folder.glob("results/**/*.manifest.json")
+        return {str(path.relative_to(self.folder)): path.read_text() for path in found}
 
 
 def main(
     undisturbed: Path,
     soaked: Path,
     kills: int = 30,
-    longest_wait: Annotated[float, typer.Option(help="most seconds between two kills")] = 20.0,
-    seed: int = 0,
+    longest_wait: Annotated[float, typer.Option(help="most seconds from a start to its kill")] = 20.0,
+    seed: Annotated[int, typer.Option(help="of moments and victims")] = 0,
+    experiment: str = "quickstart",
+    override: Annotated[str, typer.Option(help="values laid over the files, as for snakemake --config override=")] = "",
+    cores: int = 2,
 ) -> None:
     """Run the soak; the log of kills goes to standard output."""
+    given = [f"experiments={experiment}", *([f"override={override}"] if override else [])]
+    arguments = [*SNAKEMAKE, "--cores", str(cores), "--config", *given]
+    expected, workflow = (Workflow(folder, experiment, arguments) for folder in (undisturbed, soaked))
     generator = random.Random(seed)
-    for folder in (undisturbed, soaked):
-        folder.mkdir(parents=True, exist_ok=True)
-    if not (undisturbed / "results/quickstart/report.manifest.json").exists():
-        subprocess.run(SNAKEMAKE, cwd=undisturbed, check=True, capture_output=True)
-    done, attempt = 0, 0
+    expected.finish()
+    say(f"undisturbed: {len(expected.manifests())} artifacts in {undisturbed}")
+    runs = soak(workflow, expected, kills, longest_wait, generator)
+    workflow.finish()
+    compare(expected, workflow)
+    say(f"PASSED: {kills} kills in {runs} runs, and all {len(expected.manifests())} manifests equal the undisturbed")
+
+
+def soak(workflow: Workflow, expected: Workflow, kills: int, longest_wait: float, generator: random.Random) -> int:
+    """Start, kill, unlock and start again until there were so many kills; returns how many runs that took."""
+    done = runs = 0
     while done < kills:
-        attempt += 1
-        running = subprocess.Popen(SNAKEMAKE, cwd=soaked, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            running.wait(timeout=generator.uniform(1.0, longest_wait))
-            if running.returncode == 0:
-                print(f"the run ended by itself after {done} kills; its results are taken away to go on", flush=True)
-                _compare(undisturbed, soaked)
-                _take_away_a_training(soaked, generator)
-        except subprocess.TimeoutExpired:
+        running = workflow.start()
+        runs += 1
+        with suppress(subprocess.TimeoutExpired):
+            workflow.must_have_ended_well(running.wait(timeout=generator.uniform(1.0, longest_wait)))
+            compare(expected, workflow)
+            say(f"done after {done} kills, and equal; took away {take_one_seed_away(workflow, generator)}")
+            continue
+        if killed := kill_one(running, generator):
             done += 1
-            print(f"kill {done}: {_kill(running, generator)}", flush=True)
+            say(f"kill {done:>2}: {killed}")
         running.wait()
-        subprocess.run([*SNAKEMAKE, "--unlock"], cwd=soaked, capture_output=True, check=True)
-    last = subprocess.run(SNAKEMAKE, cwd=soaked, capture_output=True, text=True, check=False)
-    if last.returncode != 0:
-        sys.exit(f"the last run failed:\n{last.stdout}{last.stderr}")
-    _compare(undisturbed, soaked)
-    print(f"{done} kills in {attempt} runs; every manifest equals the undisturbed run's")
+        if killed:
+            workflow.finish("--unlock")
+    return runs
 
 
-def _kill(running: subprocess.Popen, generator: random.Random) -> str:
-    """SIGKILL a random stage, or Snakemake, whose stages are then orphans for a moment."""
-    snakemake = psutil.Process(running.pid)
-    stages = [p for p in snakemake.children(recursive=True) if "comlrl-stages" in " ".join(p.cmdline()[:2])]
-    victim = generator.choice([snakemake, *stages])
-    name = "snakemake" if victim is snakemake else " ".join(victim.cmdline()[2:3])
-    os.kill(victim.pid, signal.SIGKILL)
-    if victim is not snakemake:
-        time.sleep(generator.uniform(0, 2))
-        if running.poll() is None:
-            running.terminate()
-    return f"{name} (pid {victim.pid})"
+def kill_one(running: subprocess.Popen, generator: random.Random) -> str | None:
+    """SIGKILL a stage or Snakemake, whose stages are orphans then; None if there was nothing left to kill.
+
+    Of a stage's death Snakemake hears: it lets the other stage end and gives up. Of its own it does not.
+    """
+    with suppress(psutil.NoSuchProcess):
+        snakemake = psutil.Process(running.pid)
+        stages = {process: stage for process in snakemake.children(recursive=True) if (stage := stage_of(process))}
+        victim = generator.choice([snakemake, *stages])
+        victim.send_signal(signal.SIGKILL)
+        at_work = ", ".join(stages.values()) or "no stage"
+        name = f"stage      pid {victim.pid}: {stages[victim]}" if victim in stages else None
+        return name or f"snakemake  pid {victim.pid}, with {at_work} at work"
+    return None
 
 
-def _take_away_a_training(soaked: Path, generator: random.Random) -> None:
+def stage_of(process: psutil.Process) -> str | None:
+    """The stage that a process runs and the first thing that it makes, or None for any other process."""
+    with suppress(psutil.Error):
+        command = process.cmdline()
+        if len(command) > 2 and command[1].endswith("/comlrl-stages"):
+            made = [part for part in command[3:] if part.startswith("results/")]
+            options = dict(pairwise(command))
+            option = next((options[name] for name in ("--output", "--train") if name in options), None)
+            return f"{command[2]} {option or ' '.join(made[:1])}"
+    return None
+
+
+def take_one_seed_away(workflow: Workflow, generator: random.Random) -> Path:
     """Delete the results of one seed, so that there is work to kill again."""
-    seed = generator.choice(sorted((soaked / "results/quickstart").glob("seed*")))
-    subprocess.run(["rm", "-rf", str(seed)], check=True)
-    for path in (soaked / "results/quickstart").glob("report*"):
-        subprocess.run(["rm", "-rf", str(path)], check=True)
+    seed = generator.choice(sorted(workflow.results.glob("seed*")))
+    shutil.rmtree(seed)
+    return seed
 
 
-def _compare(undisturbed: Path, soaked: Path) -> None:
-    manifests = [
-        {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("results/**/*.manifest.json")}
-        for folder in (undisturbed, soaked)
-    ]
-    different = sorted(
-        name for name in {**manifests[0], **manifests[1]} if manifests[0].get(name) != manifests[1].get(name)
-    )
-    # The report draws the times of the stages, so its figures differ from run to run.
-    different = [name for name in different if name != "results/quickstart/report.manifest.json"]
+def compare(expected: Workflow, workflow: Workflow) -> None:
+    """End with 1 if a manifest differs, is missing or is too many."""
+    one, other = expected.manifests(), workflow.manifests()
+    different = sorted(name for name in {**one, **other} if one.get(name) != other.get(name))
     if different:
-        sys.exit("manifests differ:\n" + "\n".join(different))
+        sys.exit("\n".join(different) + f"\nFAILED: {len(different)} manifests differ from the undisturbed run's")
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
 
 
 if __name__ == "__main__":

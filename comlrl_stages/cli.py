@@ -271,10 +271,12 @@ def _run(stage: str, strings: list[str] | None, inputs: Mapping[str, Any], outpu
     # Idle OpenMP threads must sleep: spinning ones slow every other stage on the machine down, up to seven times.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from comlrl_stages.artifacts import open_work
+    from comlrl_stages.provenance import check_surroundings
     from comlrl_stages.settings import parse_settings
     from comlrl_stages.tracking import open_run
 
     settings, runtime, tracked = parse_settings(stage, [string for string in strings or [] if string])
+    check_surroundings(stage, settings, tracked)
     with open_work(stage, tracked, inputs, outputs, runtime) as work, open_run(work, settings):
         if not work.finished:
             try:

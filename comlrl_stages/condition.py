@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,10 +74,10 @@ class Results:
     def digest(self, path: str) -> str | None:
         """The digest of a finished artifact, from its manifest, or None where there is none."""
         if path not in self._digests:
-            try:
-                self._digests[path] = artifact_digest(self.root / path)
-            except (UserError, OSError):
-                self._digests[path] = None
+            self._digests[path] = None
+            if beside(self.root / path, "manifest").exists():
+                with suppress(UserError, OSError):
+                    self._digests[path] = artifact_digest(self.root / path)
         return self._digests[path]
 
     def work_key(self, job: Job) -> str | None:

@@ -10,7 +10,7 @@ import ast
 import hashlib
 import importlib.util
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -87,16 +87,35 @@ def strings(project: Project, stage: str, wildcards: Any) -> dict[str, str]:
     settings = settings_of(project, stage, wildcards)
     if settings is None:
         return {}
-    values = flatten(stage, settings)
-    values["code"] = code_fingerprint(_roots(stage, settings))
+    values = flatten(stage, settings) | _surroundings(stage, settings)
+    return {key: f"{key}={value}" for key, value in values.items()}
+
+
+def check_surroundings(stage: str, settings: Any, told: Mapping[str, str]) -> None:
+    """Raise UserError where a stage would run other code, data or libraries than its workflow recorded.
+
+    `told` are the stage's settings by key, as the workflow gave them; by hand they hold no fingerprints. Without this,
+    a clone whose environment has another clone installed would pass that one's results off as its own.
+    """
+    for key, value in _surroundings(stage, settings).items():
+        if told.get(key, value) != value:
+            raise UserError(
+                f"{stage}: the workflow recorded {key}={told[key]}, but here it is {value}. Either it was edited since "
+                f"the workflow started (run it again), or the environment runs another clone of this project (stages "
+                f"run {Path(__file__).parent}; `pip install -e .` in the folder of the Snakefile makes them one)."
+            )
+
+
+def _surroundings(stage: str, settings: Any) -> dict[str, str]:
+    """What decides a stage's bytes beside its settings and inputs: code, data outside the results, libraries."""
+    values = {"code": code_fingerprint(_roots(stage, settings))}
     if stage in TASK_PARTS and getattr(settings, "task", None) is not None:
         values["task_code"] = task_fingerprint(settings.task, TASK_PARTS[stage])
     values |= {f"data.{name}": file_digest(Path(__file__).parent / name)[:16] for name in DATA_FILES.get(stage, ())}
     values |= {f"data.{key}": _data_digest(source) for key, source in _local_sources(stage, settings).items()}
     adapters = ("peft",) if getattr(settings, "lora", None) else ()
     values |= {f"versions.{library}": _version(library) for library in (*LIBRARIES.get(stage, ()), *adapters)}
-    values["schema.version"] = str(SCHEMA_VERSION)
-    return {key: f"{key}={value}" for key, value in values.items()}
+    return values | {"schema.version": str(SCHEMA_VERSION)}
 
 
 def _roots(stage: str, settings: Any) -> tuple[str, ...]:

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from comlrl_stages.condition import Results, progress_of, work_of, worker_on
 from comlrl_stages.errors import UserError
+from comlrl_stages.files import beside
 from comlrl_stages.jobs import OUTPUTS, Job
 
 DONE, PARTIAL, STALE, MISSING = STATES = ("done", "partial", "stale", "missing")
-#: What Snakemake is asked for; the rest is made when these need it.
-TARGETS = ("report", "card")
 
 
 @dataclass
@@ -45,12 +44,23 @@ def _condition(results: Results, job: Job) -> Condition:
     except UserError as error:
         return Condition(job, MISSING if absences else STALE, str(error), runs=False)
     why = "; ".join(dict.fromkeys(absences or differences))
-    runs = bool(differences) or (bool(absences) and job.stage in TARGETS)
+    runs = bool(differences) or _is_asked_for(results, job)
     if work is not None and (why or work.startswith(_RUNNING)):
         return Condition(job, PARTIAL, work, runs or work.startswith(_RUNNING))
     return Condition(job, MISSING if absences else STALE if differences else DONE, why, runs)
 
 
+def _is_asked_for(results: Results, job: Job) -> bool:
+    """Whether Snakemake misses what `rule all` names of a job: a page, or a manifest; never that of a training log."""
+    if job.stage in _PAGES:
+        return not (results.root / job.outputs[0] / _PAGES[job.stage]).exists()
+    manifests = [beside(results.root / path, "manifest") for path in job.outputs if not path.endswith(_TRAINING_LOG)]
+    return not all(manifest.exists() for manifest in manifests)
+
+
+#: Where the page of these stages lies in their first artifact.
+_PAGES = {"report": "report.html", "card": ""}
+_TRAINING_LOG = "training_log.parquet"
 _RUNNING = "in work"
 
 

@@ -13,6 +13,7 @@ import yaml
 
 from comlrl_stages.artifacts import COMPLETIONS, open_work, read_manifest, table_of, write_table
 from comlrl_stages.cli import app
+from comlrl_stages.provenance import code_fingerprint
 from comlrl_stages.settings import SETTINGS
 
 ROOT = Path(__file__).parents[1]
@@ -163,12 +164,23 @@ def test_schema_and_reference_are_printed_for_files():
 # --- stages -------------------------------------------------------------------------------------------------------
 
 
+SPLIT = ["split", "--train", "t.parquet", "--eval", "e.parquet", "split.task.name=length_ratio"]
+
+
 def test_a_stage_tracks_what_it_was_told_and_not_how_it_ran(tmp_path):
-    arguments = ["split", "--train", "t.parquet", "--eval", "e.parquet", "split.task.name=length_ratio", "code=abc", ""]
-    done = run(*arguments, "runtime.score_workers=2", cwd=tmp_path)
+    code = f"code={code_fingerprint(('comlrl_stages.stages.split',))}"
+    done = run(*SPLIT, code, "", "runtime.score_workers=2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     provenance = json.loads((tmp_path / "t.parquet.provenance.json").read_text())
-    assert provenance["tracked"] == {"split.task.name": "length_ratio", "code": "abc"}
+    assert provenance["tracked"] == {"split.task.name": "length_ratio", "code": code.removeprefix("code=")}
+
+
+@pytest.mark.parametrize("told", ["code=abc", "task_code=abc", "versions.datasets=0.1", "schema.version=0"])
+def test_a_stage_refuses_to_pass_for_other_code_than_its_own(tmp_path, told):
+    done = run(*SPLIT, told, cwd=tmp_path)
+    assert done.returncode == 1
+    assert told in done.stderr and "another clone" in done.stderr and "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("*.parquet*"))
 
 
 def test_arguments_that_changed_places_are_named_with_what_they_got(tmp_path):

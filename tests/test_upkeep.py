@@ -91,7 +91,8 @@ def do(job, content="made"):
     with opened(job) as work:
         for path in map(Path, job.outputs):
             place = work.output(path.name)
-            place = place if path.suffix else place / "agent_0" / "weights"
+            inside = "report.html" if job.stage == "report" else "agent_0/weights"
+            place = place if path.suffix else place / inside
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(f"{content} {path}")
 
@@ -319,15 +320,26 @@ def test_a_file_that_is_cut_is_noticed(project):
     assert states()["optimize (madpo, seed 0)"].why.startswith("agent_0/weights is missing or has another size")
 
 
-def test_what_is_missing_runs_when_something_needs_it(project):
+def test_what_is_missing_with_its_manifest_runs_with_all_that_follows(project):
     remove(POLICY)
-    assert not states()["optimize (madpo, seed 0)"].runs
-    remove(f"{SEED}/methods/madpo/export")
-    assert not states()["export (madpo, seed 0)"].runs
-    remove(f"{SEED}/methods/madpo/card.md")
     runs = {title for title, one in states().items() if one.runs}
     assert {"card (madpo, seed 0)", "export (madpo, seed 0)", "optimize (madpo, seed 0)", "report"} <= runs
     assert not any("marlhf" in title for title in runs)
+
+
+def test_a_folder_that_was_deleted_to_save_space_runs_when_something_needs_it(project):
+    shutil.rmtree(POLICY)
+    remove(f"{SEED}/methods/madpo/card.md")
+    assert {title for title, one in states().items() if one.runs} == {"card (madpo, seed 0)"}
+    remove(f"{SEED}/methods/madpo/export")
+    assert states()["optimize (madpo, seed 0)"].runs
+
+
+def test_a_training_log_that_is_lost_alone_is_told_and_runs_nothing(project):
+    log = f"{SEED}/methods/madpo/round001/training_log.parquet"
+    remove(log)
+    optimize = states()["optimize (madpo, seed 0)"]
+    assert (optimize.state, optimize.why, optimize.runs) == ("missing", "not made yet", False)
 
 
 @pytest.mark.parametrize(

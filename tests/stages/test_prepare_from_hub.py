@@ -123,6 +123,7 @@ def test_a_token_opens_what_is_restricted(user, tmp_path):
     for repo in ("org/members", "org/private"):
         arguments = ["prepare", "--output", tmp_path / repo, *SETTINGS, f"prepare.hub={repo}"]
         user.does(*arguments, HF_TOKEN="hf_right")
+        assert load_model(tmp_path / repo).model.config.model_type == "llama"
 
 
 @pytest.mark.parametrize(

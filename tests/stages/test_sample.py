@@ -31,6 +31,7 @@ def by_key(path):
 
 
 def same_draws(found, expected):
+    assert expected
     for key, row in expected.items():
         assert found[key]["completion_ids"] == row["completion_ids"], key
         assert found[key]["log_probs"] == pytest.approx(row["log_probs"], abs=1e-5), key

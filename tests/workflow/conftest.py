@@ -69,15 +69,7 @@ class Workflow:
 
     def jobs(self, *arguments: str) -> dict[str, set[str]]:
         """What a dry run would run: rule name to the wildcards of its jobs."""
-        found: dict[str, set[str]] = {}
-        rule = ""
-        for line in self.run("-n", *arguments).splitlines():
-            if line.startswith(("rule ", "localrule ")):
-                rule = line.split()[1].rstrip(":")
-                found.setdefault(rule, set())
-            elif line.strip().startswith("wildcards:"):
-                found[rule].add(line.split(":", 1)[1].strip())
-        return found
+        return planned_jobs(self.run("-n", *arguments))
 
     def write(self, path: str, text: str) -> None:
         """Write a text file of the project."""
@@ -97,6 +89,19 @@ class Workflow:
         """A second project folder with the same results, Snakemake's records included."""
         shutil.copytree(self.folder, folder, symlinks=True)
         return Workflow(folder, self.code)
+
+
+def planned_jobs(said: str) -> dict[str, set[str]]:
+    """The jobs that a dry run names: rule name to the wildcards of its jobs."""
+    found: dict[str, set[str]] = {}
+    rule = ""
+    for line in said.splitlines():
+        if line.startswith(("rule ", "localrule ")):
+            rule = line.split()[1].rstrip(":")
+            found.setdefault(rule, set())
+        elif line.strip().startswith("wildcards:"):
+            found[rule].add(line.split(":", 1)[1].strip())
+    return found
 
 
 def make_workflow(root: Path) -> Workflow:

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from .conftest import EXPERIMENT, Workflow
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("workflow")]
 SMALL = ("--config", "experiments=small")
-POLICY = "results/small/seed0/methods/madpo/round001/policy"
+SEED = "results/small/seed0"
+POLICY = f"{SEED}/methods/madpo/round001/policy"
 
 
 @pytest.fixture
@@ -109,6 +111,26 @@ def test_status_names_the_jobs_that_snakemake_would_run(workflow: Workflow, sect
     workflow.write_experiment(values)
     told = {named(one.job) for one in conditions(results_of(workflow)) if one.runs}
     assert told and told == dry_run(workflow)
+
+
+@pytest.mark.parametrize(
+    ("artifact", "lost"),
+    [
+        (f"{SEED}/preferences/default/pairs.parquet", ("",)),
+        (f"{SEED}/preferences/default/pairs.parquet", ("", ".manifest.json")),
+        (f"{SEED}/reward_models/default", ("", ".manifest.json")),
+        (f"{SEED}/methods/madpo/evaluation/metrics.json", (".manifest.json",)),
+        (f"{SEED}/methods/madpo/round001/training_log.parquet", ("", ".manifest.json")),
+        (f"{SEED}/methods/madpo/card.md", (".manifest.json",)),
+        (f"{SEED}/methods/madpo/card.md", ("",)),
+        ("results/small/report", ("",)),
+    ],
+)
+def test_status_names_the_jobs_that_make_what_is_lost(workflow: Workflow, artifact: str, lost: Sequence[str]) -> None:
+    for ending in lost:
+        path = workflow.folder / f"{artifact}{ending}"
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert {named(one.job) for one in conditions(results_of(workflow)) if one.runs} == dry_run(workflow)
 
 
 # --- the commands -------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from .conftest import EXPERIMENT, REPOSITORY, Workflow, make_workflow
+from .conftest import EXPERIMENT, REPOSITORY, Workflow, make_workflow, planned_jobs
 
 pytestmark = pytest.mark.xdist_group("workflow")
 
@@ -125,7 +125,7 @@ EXPERIMENTS = {
         "items": "data/cities.jsonl",
         "team": ["tiny", "gpt2"],
         "scoring": {"parameters": {"floor": 0.25}, "scale": 2.0, "shift": -1.0},
-        "methods": {name: EXPERIMENT["methods"][name] for name in ("madpo", "marlhf")},
+        "methods": EXPERIMENT["methods"],
     },
     "three": {
         "task": {"file": "tasks/three.py"},
@@ -259,6 +259,16 @@ def test_prompts_with_emoji_and_braces_reach_the_model_as_they_are(project: Work
 
 
 # --- rewards and metrics ------------------------------------------------------------------------------------------
+
+
+def test_another_parameter_of_the_reward_scores_again_and_samples_nothing(project: Workflow) -> None:
+    override = "override={experiments: {lengths: {scoring: {parameters: {floor: 0.5}}}}}"
+    said = project.run("-n", "--config", "experiments=lengths", override)
+    jobs = planned_jobs(said)
+    assert {"score", "pair", "reward", "optimize", "evaluate", "card", "report"} <= set(jobs)
+    assert not {"prepare", "split", "sample"} & set(jobs)
+    assert len(jobs["evaluate"]) == 3 and not any("method=base" in job for job in jobs["sample_evaluation"])
+    assert 'score.parameters={"floor": 0.5}' in said
 
 
 def test_a_reward_gets_its_parameters_from_the_configuration_and_both_values_are_kept(project: Workflow) -> None:
