@@ -4,38 +4,24 @@ A checkpoint is a folder `step_<n>` with `tensors.safetensors` and `state.json`.
 complete, and older ones go once it is there, so a kill at any moment leaves at least the last good one.
 """
 
-import hashlib
 import json
 import os
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from comlrl_stages.artifacts import Work
 
-#: Settings of which a longer training is the continuation of a shorter one.
-LENGTHS = ("optimize.epochs",)
+def save_checkpoint(
+    folder: Path, step: int, tensors: dict[str, torch.Tensor], state: dict[str, Any], *, keep: Collection[int] = ()
+) -> None:
+    """Write the checkpoint of `step` finished steps; floats in `state` survive exactly (JSON by repr).
 
-
-def checkpoint_folder(work: Work) -> Path:
-    """Where a training keeps its checkpoints: with its unfinished work, or with `keep_checkpoints` beside its policy.
-
-    The latter outlive the run. They belong to everything that decides the run's bytes but its length, so that a run
-    with more epochs goes on where this one ended.
+    Others go once it is there, but those of the steps `keep`.
     """
-    if not work.runtime.get("keep_checkpoints", False):
-        return work.partial / "checkpoints"
-    tracked = {key: value for key, value in work.identity["tracked"].items() if key not in LENGTHS}
-    identity = json.dumps({**work.identity, "tracked": tracked}, sort_keys=True)
-    target = next(iter(work.targets.values()))
-    return target.with_name(f"{target.name}.checkpoints") / hashlib.sha256(identity.encode()).hexdigest()[:16]
-
-
-def save_checkpoint(folder: Path, step: int, tensors: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
-    """Write the checkpoint of `step` finished steps; floats in `state` survive exactly (JSON by repr)."""
     folder.mkdir(parents=True, exist_ok=True)
     temporary, final = folder / f".step_{step:08d}.tmp", folder / f"step_{step:08d}"
     for leftover in folder.glob(".step_*.tmp"):
@@ -49,7 +35,7 @@ def save_checkpoint(folder: Path, step: int, tensors: dict[str, torch.Tensor], s
         shutil.rmtree(final)
     os.replace(temporary, final)
     for old in folder.glob("step_*"):
-        if old != final:
+        if old != final and _step(old) not in keep:
             shutil.rmtree(old)
 
 

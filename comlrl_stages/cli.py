@@ -499,11 +499,18 @@ def main() -> None:
         if fault is None:
             raise
         print(f"error: {fault}", file=sys.stderr)
-        sys.exit(1)
-    # Leave at once: a stage that is killed while its libraries tidy up has published, but counts as failed.
+        _leave(1)
+    _leave(0)
+
+
+def _leave(code: int) -> None:
+    """End at once: a stage that is killed while its libraries tidy up has published, but counts as failed.
+
+    And without memory or disk the libraries' own tidying would fail with a traceback.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from comlrl_stages.artifacts import Work, artifact_digest, read_manifest
+from comlrl_stages.checkpoint_places import kept_folder
 from comlrl_stages.config import ProjectConfig
 from comlrl_stages.errors import UserError
 from comlrl_stages.files import beside
@@ -82,6 +83,18 @@ class Results:
 
     def work_key(self, job: Job) -> str | None:
         """The key of a job's work in progress, or None while one of its inputs is not there."""
+        work = self._work(job)
+        return work and work.key
+
+    def kept_checkpoints(self, job: Job) -> Path | None:
+        """Where a job keeps checkpoints beyond its end, or None: its method keeps none, or an input is not there."""
+        if job.stage != "optimize":
+            return None
+        method = self.project.experiments[job.wildcards.experiment].methods[job.wildcards.method]
+        work = self._work(job) if getattr(method, "keep_checkpoints", False) else None
+        return work and kept_folder(work)
+
+    def _work(self, job: Job) -> Work | None:
         if any(self.digest(path) is None for path in job.input_paths()):
             return None
         digests = {
@@ -89,7 +102,8 @@ class Results:
             for name, given in job.inputs.items()
         }
         identity = {"stage": job.stage, "tracked": self.tracked(job), "inputs": digests}
-        return Work(job.stage, {}, {}, self.root / job.partial, {}, identity).key
+        targets = {path: self.root / path for path in job.outputs}
+        return Work(job.stage, {}, targets, self.root / job.partial, {}, identity)
 
     def differences(self, path: str) -> list[Difference]:
         """What has changed since an artifact was made: its settings, code, libraries, inputs.
@@ -227,14 +241,19 @@ def worker_on(partial: Path) -> str | None:
     return None
 
 
-def progress_of(partial: Path) -> str:
-    """How far the work in a folder is."""
+def progress_of(partial: Path, kept: Path | None = None) -> str:
+    """How far the work in a folder is; `kept` is where it has its checkpoints, if not there."""
     if (partial / "complete.json").exists():
         return "finished, not yet in place"
-    steps = sorted((partial / "checkpoints").glob("step_*"))
     shards = len(list((partial / "shards").glob("*.parquet")))
-    told = [f"checkpoint of step {int(steps[-1].name.removeprefix('step_'))}"] if steps else []
+    told = [text] if (text := checkpoint_in(kept or partial / "checkpoints")) else []
     return ", ".join(told + ([f"{shards} shards"] if shards else [])) or "begun"
+
+
+def checkpoint_in(folder: Path) -> str:
+    """Which checkpoint a folder holds; empty if it holds none."""
+    steps = sorted(folder.glob("step_*"))
+    return f"checkpoint of step {int(steps[-1].name.removeprefix('step_'))}" if steps else ""
 
 
 def work_of(partial: Path) -> str:

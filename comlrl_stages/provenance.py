@@ -29,8 +29,8 @@ MEMORY = Path(".snakemake") / "comlrl_stages"
 SMALL_FILE = 50_000_000
 #: Modules that decide no byte of a result: reading the configuration, moving files, showing progress.
 _READS_AND_MOVES = (
-    "config config_methods config_values project settings registry cli checks provenance artifacts files checkpoints "
-    "progress errors hub publishing tracking"
+    "config config_methods config_values project settings registry cli checks provenance artifacts files "
+    "checkpoint_places checkpoints progress errors hub publishing tracking"
 )
 _LOOKS_AFTER_RESULTS = "jobs condition upkeep status pruning"
 OUTSIDE = {f"{PACKAGE}.{name}" for name in f"{_READS_AND_MOVES} {_LOOKS_AFTER_RESULTS}".split()}

@@ -1,6 +1,7 @@
-"""Deleting work in progress that nothing will go on from: what changed settings, code or inputs left behind."""
+"""Deleting what nothing will go on from: unfinished work and kept checkpoints of other settings, code or inputs."""
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -9,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from comlrl_stages import artifacts
-from comlrl_stages.condition import Results, progress_of, work_of, worker_on
+from comlrl_stages.checkpoint_places import KEPT
+from comlrl_stages.condition import Results, checkpoint_in, progress_of, work_of, worker_on
 from comlrl_stages.errors import UserError
 from comlrl_stages.jobs import Job
 
 
 @dataclass(frozen=True)
 class Work:
-    """A folder of work in progress, its bytes, and whether a job of the present configuration goes on from it."""
+    """A folder of unfinished work or of kept checkpoints, its bytes, and whether a job of today goes on from it."""
 
     path: str
     size: int
@@ -64,7 +66,47 @@ def _claim(results: Results, partial: Path, job: Job | None) -> tuple[bool, str]
         return True, f"not known: {results.inputs_not_here(job)[0]} is not here"
     if key != work_of(partial):
         return False, "of other settings, code or inputs"
-    return True, f"goes on: {progress_of(partial)}"
+    return True, f"goes on: {progress_of(partial, results.kept_checkpoints(job))}"
+
+
+def kept_checkpoints(results: Results, folder: str) -> list[Work]:
+    """Every folder of kept checkpoints below a folder: one for each kind of run that a policy had."""
+    found = []
+    for place, folders, _ in os.walk(results.root / folder):
+        kept = [Path(place) / name for name in sorted(folders) if name.endswith(KEPT)]
+        folders[:] = sorted(name for name in folders if not name.endswith((KEPT, ".partial")))
+        for path in (path for one in kept for path in sorted(one.iterdir()) if checkpoint_in(path)):
+            is_claimed, why = _claim_on_kept(results, path)
+            found.append(Work(path.relative_to(results.root).as_posix(), _size(path), is_claimed, why))
+    return found
+
+
+def _claim_on_kept(results: Results, path: Path) -> tuple[bool, str]:
+    if (worker := _trainer_on(path)) is not None:
+        return True, f"in use: {worker}"
+    job = results.makers.get(_policy_of(path).relative_to(results.root).as_posix())
+    if job is None:
+        return False, "checkpoints of no job of the present configuration"
+    try:
+        place = results.kept_checkpoints(job)
+        if place is None and (lost := results.inputs_not_here(job)):
+            return True, f"not known: {lost[0]} is not here"
+    except UserError as error:
+        return True, f"not known: {error}"
+    if place != path:
+        return False, "checkpoints of other settings, code or inputs, or of a method that keeps none now"
+    return True, f"more epochs go on: {checkpoint_in(path)}"
+
+
+def _policy_of(kept: Path) -> Path:
+    """The policy that a folder of kept checkpoints lies beside."""
+    return kept.parent.with_name(kept.parent.name.removesuffix(KEPT))
+
+
+def _trainer_on(kept: Path) -> str | None:
+    """Who trains the policy that a folder of kept checkpoints belongs to, or None."""
+    policy = _policy_of(kept)
+    return worker_on(policy.with_name(f"{policy.name}.partial"))
 
 
 def _size(folder: Path) -> int:
@@ -86,8 +128,8 @@ def readable_size(size: float) -> str:
 
 
 def prune(results: Results, folder: str, confirm: Callable[[str], bool]) -> Iterator[str]:
-    """List work in progress with its size, and after `confirm(question)` delete what no job will go on from."""
-    found = work_in_progress(results, folder)
+    """List unfinished work and kept checkpoints, and after `confirm(question)` delete what no job will go on from."""
+    found = [*work_in_progress(results, folder), *kept_checkpoints(results, folder)]
     kept, unclaimed = [one for one in found if one.is_claimed], [one for one in found if not one.is_claimed]
     yield from (f"keep    {one}" for one in kept)
     yield from (f"delete  {one}" for one in unclaimed)
@@ -95,15 +137,26 @@ def prune(results: Results, folder: str, confirm: Callable[[str], bool]) -> Iter
         yield "nothing to delete"
         return
     total = readable_size(sum(one.size for one in unclaimed))
-    if not confirm(f"Delete {_folders(unclaimed)} of unfinished work ({total})?"):
+    if not confirm(f"Delete {_folders(unclaimed)} of unfinished work and old checkpoints ({total})?"):
         yield f"deleted nothing ({total} could go)"
         return
-    gone = [one for one in unclaimed if _delete(results.root / one.path)]
+    gone = [one for one in unclaimed if _delete_any(results.root / one.path)]
     yield f"deleted {_folders(gone)}, {readable_size(sum(one.size for one in gone))}"
 
 
 def _folders(found: Sequence[Work]) -> str:
     return f"{len(found)} folder{'s' * (len(found) != 1)}"
+
+
+def _delete_any(path: Path) -> bool:
+    if not path.parent.name.endswith(KEPT):
+        return _delete(path)
+    if _trainer_on(path) is not None:
+        return False
+    shutil.rmtree(path)
+    with suppress(OSError):  # others are kept beside it
+        path.parent.rmdir()
+    return True
 
 
 def _delete(partial: Path) -> bool:

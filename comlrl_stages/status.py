@@ -70,7 +70,7 @@ def _work_in_progress(results: Results, job: Job) -> str | None:
     if (worker := worker_on(partial)) is not None:
         return f"{_RUNNING} ({worker}): {progress_of(partial)}"
     if work_of(partial) and work_of(partial) == results.work_key(job):
-        return f"goes on: {progress_of(partial)}"
+        return f"goes on: {progress_of(partial, results.kept_checkpoints(job))}"
     return None
 
 

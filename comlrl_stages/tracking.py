@@ -26,6 +26,7 @@ from comlrl_stages.settings import RunTracking
 PATIENCE_S = 30.0
 API_KEY = "WANDB_API_KEY"
 AXES = ("step", "env_step", "tokens")
+VALIDATION = "validation"
 
 
 @contextmanager
@@ -153,7 +154,8 @@ class StageRun:
     def _log_step(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         axes = {name: rows[0][name] for name in AXES if name in rows[0]}
         if axes and not self._has_axis:
-            axis = "env_step" if axes.get("env_step") else "step"
+            reinforced = axes.get("env_step") or rows[0].get("phase") == VALIDATION  # which begins before any env step
+            axis = "env_step" if reinforced else "step"
             self._run.define_metric(axis)
             self._run.define_metric("*", step_metric=axis)
             self._has_axis = True
@@ -188,22 +190,34 @@ def metric_name(row: Mapping[str, Any]) -> str:
 
 
 def comlrl_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """What CoMLRL calls the numbers of an update in reinforcement learning of one turn, beside our names.
+    """What CoMLRL calls the numbers of an update in reinforcement learning, beside our names.
 
+    Where the log tells turns apart, each has its numbers; else the numbers of the whole step are those of turn 1.
     `reference_kl_mean` is in nats per response, as the penalty that is taken off the return; means over the agents.
     """
-    agents: dict[int, dict[str, float]] = {}
+    by_turn: dict[int, dict[int, dict[str, float]]] = {}
     for row in rows:
-        if not row.get("turn", 0):
+        if row.get("phase") != VALIDATION:
+            agents = by_turn.setdefault(row.get("turn", 0), {})
             agents.setdefault(row.get("agent", -1), {})[row["name"]] = row["value"]
-    team = agents.pop(-1, {})
+    turns = {turn: agents for turn, agents in by_turn.items() if turn > 0} or {1: by_turn.get(0, {})}
     metrics = {}
-    if "reward_mean" in team:
-        metrics |= {f"turn_1/{name}": team["reward_mean"] for name in ("reward_mean", "expected_return")}
-    if agents and all({"kl", "kl_penalty", "length_mean"} <= set(own) for own in agents.values()):
-        own = agents.values()
-        metrics["turn_1/reference_kl_mean"] = sum(one["kl"] * one["length_mean"] for one in own) / len(agents)
-        metrics["turn_1/reference_kl_penalty_mean"] = sum(one["kl_penalty"] for one in own) / len(agents)
+    for turn, agents in turns.items():
+        metrics |= {f"turn_{turn}/{name}": value for name, value in _of_one_turn(agents).items()}
+    return metrics
+
+
+def _of_one_turn(agents: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
+    """The same without the turn, from the numbers of the team (-1) and of each agent; only what the log tells."""
+    team, own = agents.get(-1, {}), [numbers for agent, numbers in agents.items() if agent >= 0]
+    if "reward_mean" not in team:
+        return {}
+    reward = team["reward_mean"]
+    metrics = {"reward_mean": reward, "expected_return": team.get("expected_return", reward)}
+    if own and all({"kl", "length_mean"} <= set(one) for one in own):
+        metrics["reference_kl_mean"] = sum(one["kl"] * one["length_mean"] for one in own) / len(own)
+    if own and all("kl_penalty" in one for one in own):
+        metrics["reference_kl_penalty_mean"] = sum(one["kl_penalty"] for one in own) / len(own)
     return metrics
 
 

@@ -17,7 +17,7 @@ from comlrl_stages.cli import app
 from comlrl_stages.config import Experiment, Model
 from comlrl_stages.project import load_project, merge, parse
 from comlrl_stages.settings import SETTINGS
-from comlrl_stages.tasks.protocol import TaskSource, load_task
+from comlrl_stages.tasks.protocol import Exchange, TaskSource, load_task
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -38,7 +38,7 @@ YAML = [pytest.param(block, id=f"{name}:{i}") for name in TEXTS for i, block in 
 @pytest.fixture
 def task_file(tmp_path: Path) -> Path:
     """The example task of README.md, in the file that its first line names."""
-    (block,) = blocks(README, "python")
+    block, _ = blocks(README, "python")
     path = tmp_path / block.splitlines()[0].removeprefix("# ")
     path.parent.mkdir(parents=True)
     path.write_text(block, encoding="utf-8")
@@ -65,6 +65,15 @@ def test_the_example_task_rewards_each_line_that_holds_the_word(task_file: Path)
     item = task.items()[0]
     lines = [f"the {item['word']}", "nothing", "nothing"], [f"a {item['word']}", item["word"], "nothing"]
     assert task.reward(lines, [item] * 3, {}) == [1.0, 0.5, 0.0]
+
+
+def test_the_example_transition_gives_the_example_task_a_second_turn(task_file: Path) -> None:
+    _, block = blocks(README, "python")
+    task_file.write_text(f"{task_file.read_text(encoding='utf-8')}\n{block}", encoding="utf-8")
+    task = load_task(TaskSource(file=str(task_file)))
+    item = task.items()[0]
+    prompts = task.next_prompts(item, [Exchange(task.format(item), ["the moon", "a noon"])])
+    assert prompts == [f"{item['prompt']} So far: the moon / a noon. Write a better line."] * 2
 
 
 def test_the_example_task_fits_the_experiment_that_names_it(task_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +109,7 @@ def test_every_example_of_a_configuration_file_is_valid(block: str, tmp_path: Pa
 
 
 def test_the_whole_experiment_says_it_is_whole_and_needs_no_other_file(tmp_path: Path) -> None:
-    (block,) = [block for block in blocks(README, "yaml") if "methods:" in block]
+    (block,) = [block for block in blocks(README, "yaml") if block.startswith("# config/experiments/mine.yaml")]
     write(tmp_path / "experiments" / "mine.yaml", block)
     (line,) = check_project(load_project({"experiments": "mine"}, [tmp_path, ROOT / "config"]))
     assert line == "mine: 2 agents, 3 methods, 3 seeds: fine"

@@ -20,13 +20,14 @@ from comlrl_stages.settings import PairSettings, flatten, parse_settings
 from comlrl_stages.tracking import comlrl_metrics, metric_name, open_run
 
 from .stages import conftest as stages
-from .stages.conftest import files_of, marlhf_settings
+from .stages.conftest import files_of, reinforcement_settings
 from .wandb_records import RunRecord
 from .wandb_server import Server
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 OPTIONS = {"mode": "offline", "project": "teams", "name": "small-madpo-seed0", "tags": ["one", "two"], "group": "small"}
 SETTINGS = PairSettings(seed=7)
+EVAL = "eval/turn_1/expected_return"
 pipelines, pipeline = stages.pipelines, stages.pipeline
 
 
@@ -154,6 +155,37 @@ def test_numbers_of_one_turn_have_the_names_of_comlrl_too():
     }
 
 
+def test_numbers_of_several_turns_have_the_names_of_comlrl_by_turn():
+    rows = update(1, env_step=8, reward_mean=0.5, kl=9.0, kl_penalty=9.0, length_mean=9.0)  # of the whole step
+    for turn, (reward, expected) in enumerate([(0.25, 1.0), (0.75, 0.75)], start=1):
+        own = update(1, env_step=8, reward_mean=reward, expected_return=expected)
+        for agent in (0, 1):
+            found = {"kl": 0.5 * turn, "kl_penalty": 0.125 * turn, "length_mean": 10.0}
+            own += [{**row, "agent": agent} for row in update(1, env_step=8, **found)]
+        rows += [{**row, "turn": turn} for row in own]
+    assert comlrl_metrics(rows) == {
+        "turn_1/reward_mean": 0.25,
+        "turn_1/expected_return": 1.0,
+        "turn_1/reference_kl_mean": 5.0,
+        "turn_1/reference_kl_penalty_mean": 0.125,
+        "turn_2/reward_mean": 0.75,
+        "turn_2/expected_return": 0.75,
+        "turn_2/reference_kl_mean": 10.0,
+        "turn_2/reference_kl_penalty_mean": 0.25,
+    }
+
+
+def test_validation_stands_over_env_steps_from_before_the_first():
+    with stage() as work:
+        work.track([{**row, "phase": "validation"} for row in update(0, **{EVAL: 0.5})])
+        work.track(update(1, env_step=8, reward_mean=0.25))
+        work.track([{**row, "phase": "validation"} for row in update(1, env_step=8, **{EVAL: 0.75})])
+    record = recorded()
+    assert record.axes == {"*": "env_step"} and record.steps == [0, 1]
+    assert [(row["env_step"], row[EVAL]) for row in record.history] == [(0, 0.5), (8, 0.75)]
+    assert "turn_1/reward_mean" not in record.history[0] and record.history[1]["turn_1/reward_mean"] == 0.25
+
+
 def test_a_preference_loss_has_no_names_of_reinforcement_learning():
     rows = update(1, loss=1.0, kl=0.1)
     rows += [{**row, "agent": agent} for agent in (0, 1) for row in update(1, kl=0.1, length_mean=4.0)]
@@ -164,10 +196,11 @@ def test_a_preference_loss_has_no_names_of_reinforcement_learning():
 
 
 def train(pipeline, folder, options, stop_after=None):
-    """MARLHF, tracked or not; four updates."""
-    settings = marlhf_settings(items_per_step=2, epochs=2)
+    """MARLHF, tracked or not; four updates, and validation before the first and after every second."""
+    settings = reinforcement_settings(items_per_step=2, epochs=2, eval_interval=12, eval_num_samples=1)
     outputs = {"policy": folder / "policy", "training_log": folder / "training_log.parquet"}
-    given = (flatten("optimize", settings), pipeline.marlhf_inputs(), outputs)
+    inputs = {**pipeline.marlhf_inputs(), "validation": pipeline.eval}
+    given = (flatten("optimize", settings), inputs, outputs)
     runtime = {"checkpoint_interval": 1, "tracking": options}
     with open_work("optimize", *given, runtime) as work, open_run(work, settings):
         if stop_after is not None:
@@ -197,10 +230,13 @@ def test_a_training_that_was_killed_goes_on_in_its_run_to_the_same_bytes(pipelin
     assert files_of(*tracked.values()) == files_of(*plain.values())
     first, second = RunRecord.all_below(folder / "tracked")
     assert first.run.run_id == second.run.run_id
-    assert first.steps == [1, 2] and second.steps == [1, 2, 3, 4]
-    assert [row["env_step"] for row in second.history] == [6, 12, 18, 24]
-    assert second.history[1]["agent_0/loss"] == first.history[1]["agent_0/loss"]
-    assert {"turn_1/reward_mean", "turn_1/reference_kl_mean", "agent_1/changed_share"} <= set(second.history[3])
+    assert first.steps == [0, 1, 2] and second.steps == [0, 1, 2, 3, 4]
+    assert [row["env_step"] for row in second.history] == [0, 6, 12, 18, 24]
+    assert second.axes == {"*": "env_step"}
+    assert second.history[2]["agent_0/loss"] == first.history[2]["agent_0/loss"]
+    assert {"turn_1/reward_mean", "turn_1/reference_kl_mean", "agent_1/changed_share"} <= set(second.history[4])
+    validated = [step for step, row in zip(second.steps, second.history, strict=True) if EVAL in row]
+    assert validated == [0, 2, 4]
 
 
 def test_other_work_is_another_run():

@@ -27,6 +27,7 @@ EXPERIMENT = {
 }
 SEED = "results/mine/seed0"
 POLICY = f"{SEED}/methods/madpo/round001/policy"
+KEPT_POLICY = f"{SEED}/methods/marlhf/round001/policy"
 PAIRS = f"{SEED}/preferences/default/pairs.parquet"
 
 
@@ -521,11 +522,77 @@ def test_what_a_stage_left_at_its_very_end_is_deleted(project):
     assert not empty.exists()
 
 
+def keeping(**changes):
+    """Let marlhf keep its checkpoints; returns the job of its policy."""
+    method = {"keep_checkpoints": True, "schedule_steps": 100, **changes}
+    configure(methods={"marlhf": method})
+    return job_of(KEPT_POLICY)
+
+
+def keep_a_checkpoint(job):
+    """Leave the checkpoint of a finished run behind, as a training with keep_checkpoints does."""
+    folder = present().kept_checkpoints(job)
+    write(folder / "step_00000007/state.json", "12345")
+    return folder
+
+
+def test_kept_checkpoints_stay_while_a_longer_run_goes_on_from_them(project):
+    folder = keep_a_checkpoint(keeping())
+    keeping(epochs=9)
+    done = run("prune", "--yes")
+    assert f"{folder.relative_to(project)}  (more epochs go on: checkpoint of step 7)" in done.stdout
+    assert done.stdout.splitlines()[-1] == "nothing to delete" and folder.is_dir()
+
+
+@pytest.mark.parametrize("changes", [{"learning_rate": 0.5}, {"keep_checkpoints": False}])
+def test_kept_checkpoints_that_no_run_goes_on_from_are_deleted(project, changes):
+    folder = keep_a_checkpoint(keeping())
+    keeping(**changes)
+    assert "checkpoints of other settings, code or inputs, or of a method that keeps none" in run("prune").stdout
+    assert folder.is_dir()
+    assert run("prune", "--yes").stdout.splitlines()[-1].startswith("deleted 1 folder, ")
+    assert not folder.parent.exists() and Path(KEPT_POLICY).is_dir()
+
+
+def test_kept_checkpoints_of_a_seed_that_is_gone_are_deleted(project):
+    folder = keep_a_checkpoint(keeping())
+    configure(seeds=[7])
+    assert "checkpoints of no job of the present configuration" in run("prune", "results/mine", "--yes").stdout
+    assert not folder.exists()
+
+
+def test_kept_checkpoints_are_no_artifact_and_no_damage(project):
+    before = found(), states().keys()
+    keep_a_checkpoint(job := keeping())
+    do(job)
+    configure()
+    do(job_of(KEPT_POLICY))
+    assert (found(), states().keys()) == before
+
+
+def test_kept_checkpoints_of_a_run_at_work_are_left_alone(project):
+    folder = keep_a_checkpoint(job := keeping())
+    keeping(learning_rate=0.5)
+    with pytest.raises(Stop), opened(job, code="other"):
+        done = run("prune", "--yes")
+        raise Stop
+    assert f"{folder.relative_to(project)}  (in use: " in done.stdout and folder.is_dir()
+
+
+def test_the_progress_of_a_run_that_keeps_its_checkpoints_is_told(project):
+    job = keeping()
+    do(job)
+    remove(KEPT_POLICY)
+    begin(job)
+    keep_a_checkpoint(job)
+    assert states()["optimize (marlhf, seed 0)"].why == "goes on: checkpoint of step 7"
+
+
 def test_a_terminal_is_asked(project, monkeypatch):
     partial = begin(job_of(POLICY))
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     questions = []
     assert list(prune(present(), "results", asking(False, lambda text: questions.append(text) or False)))
-    assert partial.is_dir() and questions[0].startswith("Delete 1 folder of unfinished work (")
+    assert partial.is_dir() and questions[0].startswith("Delete 1 folder of unfinished work and old checkpoints (")
     list(prune(present(), "results", asking(False, lambda text: True)))
     assert not partial.exists()

@@ -9,6 +9,7 @@ from comlrl_stages.reporting.statistics import ROUNDING, Estimate
 from comlrl_stages.reporting.summary import BASE, Design, Result, difference, on_common_cells
 
 FEW_SEEDS, FEW_ITEMS = 5, 10
+MANY = 4  # so many methods that are not told apart are told with a number each
 
 
 def headline(found: Sequence[Result], design: Design) -> list[str]:
@@ -66,6 +67,8 @@ def _alone(only: Result, over: str, design: Design) -> str:
 def _tied(best: Result, rivals: Sequence[tuple[Result, Estimate]], over: str, design: Design) -> list[str]:
     """Say that the highest means are not told apart; rivals come with the difference of `best` to them."""
     group = [best, *(rival for rival, _ in rivals)]
+    if len(group) > MANY:
+        return _many_tied(group, rivals[-1][1], over, design)
     names, means = (_listed(texts) for texts in ([r.method for r in group], [estimate(r.mean) for r in group]))
     leads = _listed([f"{estimate(lead, signed=True)} over {rival.method}" for rival, lead in rivals])
     if all(abs(lead.value) < ROUNDING for _, lead in rivals):
@@ -80,11 +83,29 @@ def _tied(best: Result, rivals: Sequence[tuple[Result, Estimate]], over: str, de
             f"{names} are not told apart: {_quantity(design)} {means} {over}.",
             f"The lead of {best.method} is {leads}; {'its' if len(rivals) == 1 else 'each'} interval holds 0.",
         ]
+    return [*sentences, *_against_base(group)]
+
+
+def _many_tied(group: Sequence[Result], lead: Estimate, over: str, design: Design) -> list[str]:
+    """Say the same of many methods by the ends of their row; lead: the difference of the first to the last."""
+    best, last = group[0], group[-1]
+    return [
+        f"{len(group)} methods are not told apart from the one with the highest mean, {best.method}: "
+        f"{_quantity(design)} from {estimate(best.mean)} ({best.method}) to {estimate(last.mean)} ({last.method}) "
+        f"{over}.",
+        f"They are {_listed([result.method for result in group])}; the lead of {best.method} over {last.method} is "
+        f"{estimate(lead, signed=True)}.",
+        *_against_base(group),
+    ]
+
+
+def _against_base(group: Sequence[Result]) -> list[str]:
     if any(result.method == BASE for result in group):
-        sentences.append("The untrained base team is among them: no gain from training is established.")
-    elif best.difference is not None:
-        sentences.append(f"The paired difference of {best.method} to base is {estimate(best.difference, signed=True)}.")
-    return sentences
+        return ["The untrained base team is among them: no gain from training is established."]
+    best = group[0]
+    if best.difference is None:
+        return []
+    return [f"The paired difference of {best.method} to base is {estimate(best.difference, signed=True)}."]
 
 
 def _first(ranked: Sequence[Result], leads: Sequence[Estimate], over: str, design: Design) -> list[str]:

@@ -3,66 +3,20 @@
 A caption says what is seen, how much data stands behind it and how the interval was computed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure as Drawing
 
 from comlrl_stages.learning import calibration
-from comlrl_stages.reporting import answer, cost, diagram, figures, findings, records
+from comlrl_stages.reporting import answer, cost, diagram, figures, findings, learning, records
+from comlrl_stages.reporting.material import Material, RewardModel
 from comlrl_stages.reporting.numbers import MISSING, estimate, number, percent, plural
 from comlrl_stages.reporting.page import Figure, Page, Section, Table
-from comlrl_stages.reporting.records import Record
 from comlrl_stages.reporting.responses import sample_responses
 from comlrl_stages.reporting.statistics import rank_correlation
-from comlrl_stages.reporting.summary import Design, Result, agent_values, defined, method_table, reported, written
-
-
-@dataclass(frozen=True)
-class RewardModel:
-    """One fitted reward model: its numbers, and the scores of the pairs that were kept apart.
-
-    held_out: columns winner_score, loser_score, winner_reward, loser_reward.
-    """
-
-    name: str
-    seed: int | None
-    quality: Mapping[str, Any]
-    held_out: pd.DataFrame
-
-    @property
-    def margins(self) -> np.ndarray:
-        """Return score(winner) - score(loser), (pairs,)."""
-        return (self.held_out["winner_score"] - self.held_out["loser_score"]).to_numpy(dtype=float)
-
-
-@dataclass(frozen=True)
-class Material:
-    """All that the page is made of."""
-
-    experiment: str
-    description: str
-    design: Design
-    evaluation: pd.DataFrame
-    results: Sequence[Result]
-    summary: pd.DataFrame
-    logs: pd.DataFrame
-    reward_models: Sequence[RewardModel]
-    records: Sequence[Record]
-    figures: Path
-
-    @property
-    def eval_rows(self) -> pd.DataFrame:
-        """Return the rows behind the reported numbers."""
-        return reported(self.evaluation, self.design)
-
-    def figure(self, name: str, drawing: Drawing, alt: str, caption: str) -> Figure:
-        """Save a drawing and make it a figure of the page."""
-        return Figure(name, figures.save(drawing, self.figures, name), alt, caption)
+from comlrl_stages.reporting.summary import Design, Result, agent_values, method_table, written
 
 
 def page_of(material: Material) -> Page:
@@ -70,7 +24,7 @@ def page_of(material: Material) -> Page:
     design = material.design
     sections = [
         _results(material),
-        _learning(material),
+        *learning.sections(material),
         _reward_models(material),
         _responses(material),
         _cost(material),
@@ -160,41 +114,6 @@ def _improvement(material: Material, compared: Sequence[Result]) -> Figure:
         f"{'every seed' if several else 'it'} won (or lost, or tied) on every item, which few of them cannot tell from "
         "doing so often.",
     )
-
-
-def _learning(material: Material) -> Section | None:
-    logs = defined(material.logs)
-    drawing = figures.learning_curves(logs, material.design.methods)
-    if drawing is None:
-        return None
-    seeds = logs["seed"].nunique()
-    over = (
-        "Lines are of the one seed."
-        if seeds == 1
-        else (f"Lines are means over {plural(seeds, 'seed')}, bands reach from the lowest to the highest seed.")
-    )
-    caption = (
-        f"One row per phase of training. {over} Discs are logged steps, where there are few. Rewards are plotted "
-        "against joint responses evaluated (env_step), all else against training steps; rounds are laid end to end. "
-        "The reward trained on may be a learned one, with a scale of its own: compare methods by the task reward."
-    )
-    if "accuracy" in set(material.logs["name"]):
-        caption += (
-            " Preference accuracy is the share of pairs whose winner is preferred; a tie counts as wrong. It begins "
-            "where not every pair ties: before its first update a policy prefers neither side."
-        )
-    figure = material.figure("learning_curves", drawing, _curves_alt(logs), caption)
-    return Section("learning", "Learning", figures=[figure])
-
-
-def _curves_alt(logs: pd.DataFrame) -> str:
-    parts = [
-        f"{owner} {name} from {number(float(own.iloc[0]))} to {number(float(own.iloc[-1]))}"
-        for (owner, name), rows in figures.of_team(logs).groupby(["owner", "name"], sort=False)
-        if name in ("reward_mean", "task_reward_mean", "accuracy")
-        and len(own := rows.groupby("step")["value"].mean().dropna())
-    ]
-    return "Learning curves. " + "; ".join(parts)
 
 
 def _reward_models(material: Material) -> Section | None:

@@ -76,17 +76,7 @@ VARIABLES = {
     BASE_COLOUR: "--base",
     **{colour: f"--c{index}" for index, colour in enumerate(PALETTE)},
 }
-#: The quantities that a training curve shows, in this order, at most three for each phase.
-_CURVES = {
-    "reward_mean": "reward trained on",
-    "task_reward_mean": "task reward",
-    "accuracy": "preference accuracy",
-    "margin": "margin",
-    "loss": "loss",
-    "kl": "KL to reference, nats/token",
-}
-_ACROSS, _POINTS, _DOTS, _BINS = 3, 200, 1500, 24
-_MARKED = 10  # a curve of no more points shows each as a disc; a single one would be invisible without
+_DOTS, _BINS = 1500, 24
 
 
 @dataclass(frozen=True)
@@ -105,6 +95,12 @@ def colours(methods: Sequence[str]) -> dict[str, str]:
     trained = [method for method in methods if method != BASE]
     chosen = {method: PALETTE[index % len(PALETTE)] for index, method in enumerate(trained)}
     return {method: chosen.get(method, BASE_COLOUR) for method in methods}
+
+
+def dashes(methods: Sequence[str]) -> dict[str, object]:
+    """Return one dash per method, another where a colour comes again."""
+    trained = [method for method in methods if method != BASE]
+    return {method: DASHES[index // len(PALETTE) % len(DASHES)] for index, method in enumerate(trained)}
 
 
 @styled
@@ -161,47 +157,6 @@ def improvement(results: Sequence[Result], methods: Sequence[str]) -> Figure:
     axes.set_xlim(-0.03, 1.03)
     axes.set_xlabel("probability of improvement over base (0.5: no difference)")
     return figure
-
-
-@styled
-def learning_curves(logs: pd.DataFrame, methods: Sequence[str]) -> Figure | None:
-    """Draw each phase as a row of panels: the mean over seeds and the range from the lowest to the highest seed.
-
-    logs: columns owner, seed, phase, step, env_step, turn, agent, name, value, with rounds laid end to end.
-    """
-    joint = of_team(logs)
-    by_methods = joint["owner"].isin(list(methods))
-    phases = list(dict.fromkeys([*joint.loc[by_methods, "phase"], *joint["phase"]]))
-    if not phases:
-        return None
-    figure = Figure(figsize=(WIDTH, 0.45 + 1.95 * len(phases)))
-    figure.get_layout_engine().set(h_pad=0.07, w_pad=0.06)
-    grid = figure.subplots(len(phases), _ACROSS, squeeze=False)
-    owners = list(dict.fromkeys([*methods, *joint["owner"]]))
-    colour = colours(owners)
-    dashes = {
-        owner: DASHES[index // len(PALETTE) % len(DASHES)]
-        for index, owner in enumerate(owner for owner in owners if owner != BASE)
-    }
-    for row, phase in zip(grid, phases, strict=True):
-        rows = joint[joint["phase"] == phase]
-        names = _curve_names(rows)
-        for axes, name in zip(row, names, strict=False):
-            _curve_panel(axes, rows[rows["name"] == name], colour, dashes)
-            axes.set_title(f"{phase}: {_CURVES.get(name, name)}")
-        for axes in row[len(names) :]:
-            axes.set_axis_off()
-    present = [owner for owner in dashes if owner in set(joint["owner"])]
-    handles = [Line2D([], [], color=colour[owner], linestyle=dashes[owner]) for owner in present]
-    columns = max(1, min(len(present), 100 // (6 + max(map(len, present)))))
-    figure.legend(handles, present, loc="outside upper left", ncols=columns)
-    return figure
-
-
-def of_team(logs: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the whole team (agent -1), and for names that only single agents log, those of every agent."""
-    by_team = set(logs.loc[logs["agent"] == -1, "name"])
-    return logs[(logs["agent"] == -1) | ~logs["name"].isin(by_team)]
 
 
 @styled
@@ -294,54 +249,6 @@ def _key(figure: Figure, marks: dict[str, tuple[str, str]]) -> None:
         for mark, face in marks.values()
     ]
     figure.legend(handles, marks.keys(), loc="outside upper left", ncols=len(marks), handletextpad=0.2)
-
-
-def _curve_names(rows: pd.DataFrame) -> list[str]:
-    logged = set(rows.loc[rows["value"].notna(), "name"])
-    known = [name for name in _CURVES if name in logged]
-    return (known or sorted(logged))[:_ACROSS]
-
-
-def _curve_panel(axes: Axes, rows: pd.DataFrame, colour: dict[str, str], dashes: dict[str, object]) -> None:
-    counted = "env_step" if rows["name"].iloc[0].endswith("reward_mean") and rows["env_step"].max() > 0 else "step"
-    for owner, own in rows.groupby("owner", sort=False):
-        x, values = _over_seeds(own, counted)
-        known = ~np.isnan(values).all(axis=0)
-        x, values = x[known], values[:, known]
-        if not len(x):
-            continue
-        if len(values) > 1:
-            _range(axes, x, np.nanmin(values, axis=0), np.nanmax(values, axis=0), colour[owner])
-        marker = "o" if len(x) <= _MARKED else ""
-        mean = np.nanmean(values, axis=0)
-        axes.plot(x, mean, color=colour[owner], linestyle=dashes[owner], marker=marker, markersize=3.5)
-    axes.set_xlabel("joint responses" if counted == "env_step" else "step")
-    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
-    if rows[counted].nunique() == 1:
-        axes.set_xticks(rows[counted].unique())
-
-
-def _range(axes: Axes, x: np.ndarray, low: np.ndarray, high: np.ndarray, shade: str) -> None:
-    if len(x) > 1:
-        axes.fill_between(x, low, high, color=shade, alpha=0.18, linewidth=0)
-    else:
-        axes.vlines(x, low, high, color=shade, alpha=0.4, linewidth=3)
-
-
-def _over_seeds(rows: pd.DataFrame, counted: str) -> tuple[np.ndarray, np.ndarray]:
-    """Put the curves of all seeds on one axis: x (points,) and values (seeds, points), NaN outside a seed's range."""
-    curves = [own.groupby(counted)["value"].mean().dropna() for _, own in rows.groupby("seed", dropna=False)]
-    places = np.unique(np.concatenate([curve.index.to_numpy(dtype=float) for curve in curves]))
-    if len(places) > _POINTS:
-        places = np.linspace(places[0], places[-1], _POINTS)
-    values = [
-        np.interp(places, curve.index.to_numpy(dtype=float), curve.to_numpy(), left=np.nan, right=np.nan)
-        if len(curve)
-        else np.full(len(places), np.nan)
-        for curve in curves
-    ]
-    return places, np.array(values)
 
 
 def _calibration(axes: Axes, bins: Sequence[ConfidenceBin]) -> None:

@@ -17,6 +17,8 @@ from comlrl_stages.reporting.summary import (
 )
 
 MOST_ZERO_VARIANCE, MOST_TRUNCATED, LEAST_ACCURACY, MOST_KL = 0.8, 0.2, 0.6, 1.0
+#: Algorithms that compare no response with its group: they learn from equal rewards, too.
+_NOT_COMPARED = ("mareinforce", "iac", "maac")
 
 
 def warnings(
@@ -98,7 +100,8 @@ def _left_out(found: Sequence[Result]) -> Iterable[str]:
 
 
 def _flat_groups(logs: pd.DataFrame) -> Iterable[str]:
-    shares = logs[logs["name"] == "zero_variance_share"].groupby("owner")["value"].mean()
+    compared = logs[(logs["name"] == "zero_variance_share") & ~logs["phase"].isin(_NOT_COMPARED)]
+    shares = compared.groupby("owner")["value"].mean()
     for owner, share in shares[shares > MOST_ZERO_VARIANCE].items():
         yield (
             f"{owner}: in {percent(share)} of the training groups all rewards were equal, so they carried no gradient. "

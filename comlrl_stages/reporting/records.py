@@ -44,7 +44,10 @@ class Owner:
 
 @dataclass(frozen=True)
 class Record:
-    """One artifact and the facts that lie beside it; wall time and memory are NaN where no timing lies there."""
+    """One artifact and the facts that lie beside it; wall time and memory are NaN where no timing lies there.
+
+    steps: optimizer steps of a training. best_step: the one whose weights it kept, None where it kept the last.
+    """
 
     path: Path
     owner: Owner
@@ -57,6 +60,8 @@ class Record:
     rows: int | None
     tokens: int
     dropped: Mapping[str, int]
+    steps: int
+    best_step: int | None
     wall_s: float
     memory_mb: float
     host: str
@@ -177,6 +182,8 @@ def _record(path: Path) -> Record:
         rows=counts.get("rows"),
         tokens=int(counts.get("tokens") or 0),
         dropped=counts.get("dropped") or {},
+        steps=int(counts.get("steps") or 0),
+        best_step=counts.get("best_step"),
         wall_s=float(timing.get("wall_s", "nan")),
         memory_mb=float(timing.get("peak_memory_mb", "nan")),
         host=str(timing.get("host", "")),

@@ -63,6 +63,7 @@ class LearnedRewards:
                 reward=score if math.isfinite(score) else math.nan,
                 parts={TASK_REWARD: found.reward},
                 status="ok" if math.isfinite(score) else "nan",
+                error=None if math.isfinite(score) else f"the reward model's score is {score:g}",
             )
             for score, found in zip(scores, task_rewards, strict=True)
         ]

@@ -3,7 +3,7 @@
 The card is an artifact of its own: a new metric rewrites the card and copies no weights.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,10 @@ tags: [multi-agent, cooperative, {{ settings.method_settings.algorithm }}]
 
 {% endif -%}
 A team of {{ agents }} agents, trained together by **{{ settings.method_settings.algorithm }}** on the task
-**{{ task }}**. Each agent is a folder of its own, in actor order, and answers its own prompt.
-
+**{{ task }}**, {{ learned_from }}.
+Each agent is a folder of its own, in actor order, and answers its own prompt.
+{% for remark in remarks %}{{ remark }}
+{% endfor %}
 ## Scores
 
 Task reward on the eval items{% if turns > 1 %}, at the last of up to {{ turns }} turns{% endif %}
@@ -83,6 +85,7 @@ def render(
     """The card as Markdown with a YAML header."""
     scores = {settings.method: _scores(metrics)} | ({"base (untrained)": _scores(base)} if base else {})
     kl = metrics.get("eval/kl_per_token")
+    turns = sum(name.startswith("eval/turn_") and name.endswith("/reward_mean") for name in metrics)
     environment = Environment(trim_blocks=False, keep_trailing_newline=True, autoescape=False)  # Markdown, not HTML
     return environment.from_string(TEMPLATE).render(
         settings=settings,
@@ -90,12 +93,31 @@ def render(
         task=settings.task.name or settings.task.file,
         items=metrics.get("eval/items"),
         responses=metrics.get("eval/joint_responses"),
-        turns=sum(name.startswith("eval/turn_") and name.endswith("/reward_mean") for name in metrics),
+        learned_from=_learned_from(settings.method_settings),
+        remarks=list(_remarks(settings.method_settings, turns)),
+        turns=turns,
         scores=scores,
         kl=None if kl is None else f"{kl:.3f}",
         chat=any((folder / "chat_template.jinja").is_file() for folder in agents),
         method_yaml=yaml.safe_dump(settings.method_settings, sort_keys=True, allow_unicode=True),
     )
+
+
+def _learned_from(method: Mapping[str, Any]) -> str:
+    """What was learned from: pairs, a learned reward, or the task's own."""
+    if "preferences" in method:
+        return f"from the preference pairs `{method['preferences']}`"
+    if method.get("reward_model") is not None:
+        return f"to maximise the joint reward model `{method['reward_model']}`"
+    return "to maximise the task's own reward"
+
+
+def _remarks(method: Mapping[str, Any], turns: int) -> Iterator[str]:
+    if turns > 1:
+        yield f"An episode has up to {turns} turns; after each, the task makes the next prompts of what was answered."
+    if (lora := method.get("lora")) is not None:
+        adapters = f"adapters of rank {lora['rank']} (LoRA, alpha {lora['alpha']:g})"
+        yield f"Trained were {adapters}, which are merged into these weights."
 
 
 def _scores(metrics: Mapping[str, Any]) -> dict[str, str]:

@@ -7,6 +7,7 @@ same bytes.
 """
 
 import importlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,8 @@ from typing import Any, Protocol
 import torch
 
 from comlrl_stages.artifacts import TRAINING_LOG, Work, checked_directory, table_of, write_table
-from comlrl_stages.checkpoints import checkpoint_folder, load_checkpoint, save_checkpoint
+from comlrl_stages.checkpoint_places import checkpoint_folder
+from comlrl_stages.checkpoints import load_checkpoint, save_checkpoint
 from comlrl_stages.errors import UserError
 from comlrl_stages.learning.optimization import (
     adamw,
@@ -149,6 +151,7 @@ class Training:
         self._scale = 1.0
         self.log: list[dict[str, Any]] = []
         self._best: dict[str, Any] = {}
+        self._best_of_checkpoint: int | None = None
         self._stopped = False
 
     def run(self) -> None:
@@ -278,14 +281,17 @@ class Training:
             self._compare(step, metrics)
 
     def _compare(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keep the weights if they are the best so far; a turn that no episode reaches any more is no improvement."""
         name = self._settings.keep_best
-        if name not in metrics:
+        if name not in metrics and not self._best:
             raise UserError(
                 f"keep_best: there is no metric {name!r}; the validation measures {', '.join(sorted(metrics))}"
             )
-        if not self._best or metrics[name] > self._best["value"]:
+        if not self._best or metrics.get(name, -math.inf) > self._best["value"]:
             self._best = {"step": step, "value": metrics[name], "since": 0}
-            save_checkpoint(self._folder / "best", step, self._weights(), {})
+            # A run that is killed now goes on from its last checkpoint, with the best weights of then.
+            before = [] if self._best_of_checkpoint is None else [self._best_of_checkpoint]
+            save_checkpoint(self._folder / "best", step, self._weights(), {}, keep=before)
             return
         self._best["since"] += 1
         patience = self._settings.patience
@@ -295,7 +301,7 @@ class Training:
         """Put the best weights into the parts, where the run keeps them."""
         if not self._best:
             return
-        _, tensors, _ = load_checkpoint(self._folder / "best")
+        _, tensors, _ = load_checkpoint(self._folder / "best", self._best["step"])
         for name, part in self._algorithm.parts.items():
             own = dict(part.module.named_parameters())
             with torch.no_grad():
@@ -324,6 +330,7 @@ class Training:
             for key, tensor in training_state(part.module.named_parameters(), self._optimizers[name]).items()
         }
         save_checkpoint(self._folder, step, tensors, {"log": self.log, "best": self._best, "stopped": self._stopped})
+        self._best_of_checkpoint = self._best.get("step")
 
     def _restore(self) -> int:
         found = load_checkpoint(self._folder, self._algorithm.total_steps)
@@ -334,6 +341,7 @@ class Training:
             own = _of_part(name, tensors)
             restore_training_state(part.module.named_parameters(), self._optimizers[name], own)
         self.log, self._best, self._stopped = state["log"], state["best"], state["stopped"]
+        self._best_of_checkpoint = self._best.get("step")
         return step
 
 

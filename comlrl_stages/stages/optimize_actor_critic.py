@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from comlrl_stages.artifacts import Work
@@ -21,7 +20,7 @@ from comlrl_stages.settings import ActorCriticSettings
 from comlrl_stages.stages.optimize import StepNumbers, Update, agent_parts
 from comlrl_stages.stages.optimize_estimators import Estimator, Lessons, ValueStep, build_estimators
 from comlrl_stages.stages.optimize_policy import PolicyStep, agent_reward
-from comlrl_stages.stages.optimize_rollouts import ReferenceKL, Rollouts, completion_numbers, kl_numbers, rewards_of
+from comlrl_stages.stages.optimize_rollouts import ReferenceKL, Rollouts, rewards_of
 from comlrl_stages.teams.team import Team
 
 
@@ -162,16 +161,12 @@ class ActorCriticUpdates:
         policy_steps: dict[int, PolicyStep],
         value_steps: Sequence[ValueStep],
     ) -> None:
-        for agent, own in completions.items():
-            numbers.tokens += sum(one.tokens for one in own)
-            found = completion_numbers(own) | kl_numbers(self._settings, own, kls[agent])
-            numbers.add(agent, **found, **policy_steps[agent].means())
+        self._rollouts.report_completions(numbers, list(completions.values()), list(kls.values()))
+        for agent, done in policy_steps.items():
+            numbers.add(agent, **done.means())
         for estimator, lesson, done in zip(self._estimators, lessons, value_steps, strict=True):
             numbers.add(estimator.number, **_value_numbers(lesson), **done.means())
-        losses = [done.means()["loss"] for done in policy_steps.values()]
-        numbers.add(loss=sum(losses))
-        if self._settings.kl_coefficient:
-            numbers.add(kl=float(np.mean([numbers.values[0, agent]["kl"] for agent in completions])))
+        numbers.add(loss=sum(done.means()["loss"] for done in policy_steps.values()))
 
 
 def _value_numbers(lessons: Lessons) -> dict[str, float]:

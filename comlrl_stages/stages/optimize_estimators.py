@@ -98,8 +98,8 @@ class SeparateCritic:
             team.compute.device,
             trust_remote_code=trusted[agents[0]] if trusted else False,
         )
-        rate = settings.critic_learning_rate or settings.learning_rates(len(team.agents))[agents[0]]
-        self.part = Part(self._critic.model, rate, self.number)
+        rates = settings.critic_learning_rates(len(team.agents))
+        self.part = Part(self._critic.model, rates[agents[0]], self.number)
 
     def _folder(self, work: Work) -> Path:
         """A critic that was saved with the team that training starts from, else a language model."""
@@ -183,7 +183,7 @@ class SharedHead:
             team.agents[agent], settings.value_hidden, generator, folder
         )
         self._value_at: Literal["prompt", "response"] = "prompt" if settings.critic_type == "v" else "response"
-        self.part = Part(head, settings.learning_rates(len(team.agents))[agent], agent)
+        self.part = Part(head, settings.learning_rates(len(team.agents))[owner], owner)
 
     @torch.no_grad()
     def values(self, responses: Sequence[Response]) -> torch.Tensor:

@@ -22,7 +22,13 @@ from comlrl_stages.rollouts.experience import Completion, completions_of
 from comlrl_stages.settings import GroupSettings
 from comlrl_stages.stages.optimize import StepNumbers, Update, agent_parts
 from comlrl_stages.stages.optimize_policy import PolicyStep, agent_reward, backward
-from comlrl_stages.stages.optimize_rollouts import Rollouts, completion_numbers, kl_numbers, returns_by_node, rewards_of
+from comlrl_stages.stages.optimize_rollouts import (
+    ReferenceKL,
+    Rollouts,
+    returns_by_node,
+    rewards_of,
+    zero_variance_share,
+)
 from comlrl_stages.teams.team import Team
 
 
@@ -30,14 +36,14 @@ from comlrl_stages.teams.team import Team
 class Experience:
     """What one agent learns from in a step.
 
-    completions: node by node, sample by sample. advantages, weights: (completions,) float64, of weight zero where the
-    return was not finite. numbers: for the log.
+    completions: node by node, sample by sample, with their `kl` to the reference. advantages, weights: (completions,)
+    float64, of weight zero where the return was not finite.
     """
 
     completions: Sequence[Completion]
+    kl: ReferenceKL
     advantages: torch.Tensor
     weights: torch.Tensor
-    numbers: dict[str, float]
 
 
 def build(settings: GroupSettings, work: Work, team: Team) -> "GroupUpdates":
@@ -79,13 +85,20 @@ class GroupUpdates:
             for agent, own in enumerate(experiences):
                 sums[agent] += self._backward(agent, own, rows, (step, number))
             update()
+        self._rollouts.report_completions(
+            numbers, [own.completions for own in experiences], [own.kl for own in experiences]
+        )
         for agent, own in enumerate(experiences):
-            numbers.tokens += sum(one.tokens for one in own.completions)
-            numbers.add(agent, **own.numbers, **sums[agent].means())
-        numbers.add(loss=sum(values.loss for values in sums) / max(sums[0].minibatches, 1))
-        if self._settings.kl_coefficient:
-            numbers.add(kl=float(np.mean([own.numbers["kl"] for own in experiences])))
+            numbers.add(agent, **_advantage_std(own), **sums[agent].means())
+        numbers.add(loss=sum(done.means()["loss"] for done in sums))
+        if self._compares():
+            returns = returns_by_node(roots, self._settings.episode.discount, lambda joint: joint.reward)
+            numbers.add(zero_variance_share=zero_variance_share(returns))
         return numbers
+
+    def _compares(self) -> bool:
+        """Whether advantages are differences within a group, so that equal returns have no gradient."""
+        return self._settings.algorithm != "mareinforce" or self._settings.normalise_advantages
 
     def _experience(self, roots: Sequence[Node], agent: int) -> Experience:
         settings, nodes = self._settings, nodes_of(roots)
@@ -97,9 +110,7 @@ class GroupUpdates:
             settings.algorithm,
             settings.normalise_advantages,
         )
-        numbers = completion_numbers(completions) | kl_numbers(self._settings, completions, kl)
-        numbers["advantage_std"] = group.values[group.valid].std(correction=0).item()
-        return Experience(completions, group.values.flatten(), self._weights(completions, group), numbers)
+        return Experience(completions, kl, group.values.flatten(), self._weights(completions, group))
 
     def _weights(self, completions: Sequence[Completion], group: GroupAdvantages) -> torch.Tensor:
         """Weight of each completion in the loss, (completions,), zero where there is no advantage."""
@@ -127,3 +138,9 @@ class GroupUpdates:
         completions = [own.completions[row] for row in rows]
         advantages, weights = own.advantages[rows], own.weights[rows]
         return backward(self._settings, self._team, agent, completions, advantages, weights, minibatch=minibatch)
+
+
+def _advantage_std(own: Experience) -> dict[str, float]:
+    """Deviation of the advantages that count; nothing where none does."""
+    used = own.advantages[own.weights > 0]
+    return {"advantage_std": used.std(correction=0).item()} if len(used) else {}

@@ -6,7 +6,7 @@ the returns is the algorithm's own business (optimize_group.py, optimize_actor_c
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +26,7 @@ from comlrl_stages.rollouts.metrics import called_back
 from comlrl_stages.rollouts.rewards import TASK_REWARD, LearnedRewards, Rewards, TaskRewards
 from comlrl_stages.rollouts.single_turn import Context, Prompted, prompt_items
 from comlrl_stages.seeding import stream
-from comlrl_stages.stages.optimize import StepNumbers
+from comlrl_stages.stages.optimize import WHOLE, StepNumbers
 from comlrl_stages.tasks.protocol import TaskSource, load_task
 from comlrl_stages.tasks.scoring import JointReward
 from comlrl_stages.teams.lora import reference
@@ -149,21 +149,44 @@ class Rollouts:
         return ReferenceKL(torch.stack(sums), clamped)
 
     def numbers(self, roots: Sequence[Node]) -> StepNumbers:
-        """What the step's joint responses earned, over all turns and by turn."""
-        nodes = nodes_of(roots)
+        """What the step's joint responses earned, over all turns and by turn. Raises UserError if all rewards failed.
+
+        `prompt_too_long` counts joint responses that no turn followed, since its prompts had left no room.
+        """
+        settings, nodes = self._settings, nodes_of(roots)
         found = StepNumbers(env_steps=sum(len(node.rewards) for node in nodes))
-        found.add(**_reward_numbers([reward for node in nodes for reward in node.rewards]))
-        groups = [torch.tensor([[reward.reward for reward in node.rewards]]) for node in nodes]
-        found.add(zero_variance_share=float(np.mean([zero_variance(group).item() for group in groups])))
-        found.add(**called_back(self.task, nodes))
-        if self._settings.episode.turns > 1:
-            returns = returns_by_node(roots, self._settings.episode.discount, lambda reward: reward.reward)
-            for turn in sorted({node.turn for node in nodes}):
-                own = [node for node in nodes if node.turn == turn]
-                found.add(turn=turn + 1, **_reward_numbers([reward for node in own for reward in node.rewards]))
-                expected = np.concatenate([returns[id(node)] for node in own])
-                found.add(turn=turn + 1, expected_return=float(np.nanmean(expected)), nodes=len(own))
+        found.add(**_numbers_of_all(nodes, "a step"), **called_back(self.task, nodes))
+        if settings.episode.turns > 1:
+            for turn, own in _numbers_by_turn(roots, settings.episode.discount).items():
+                found.add(turn=turn, **own, nodes=sum(node.turn + 1 == turn for node in nodes))
+            if settings.sampling.overflow == "drop":
+                found.add(prompt_too_long=sum(node.overflowed for node in nodes))
         return found
+
+    def report_completions(
+        self, numbers: StepNumbers, completions: Sequence[Sequence[Completion]], kls: Sequence[ReferenceKL]
+    ) -> None:
+        """Add what each agent wrote: tokens, lengths, the share that was cut, and the KL where it has a weight."""
+        for agent, own in enumerate(completions):
+            numbers.tokens += sum(one.tokens for one in own)
+            numbers.add(agent, **_completion_numbers(own))
+        if self._settings.kl_coefficient:
+            self._report_kl(numbers, completions, kls)
+
+    def _report_kl(
+        self, numbers: StepNumbers, completions: Sequence[Sequence[Completion]], kls: Sequence[ReferenceKL]
+    ) -> None:
+        """Add the KL in nats per token, over all turns and by turn, and what it costs a completion."""
+        for agent, kl in enumerate(kls):
+            penalty = self._settings.kl_coefficient * kl.sums.mean().item()
+            numbers.add(agent, kl_penalty=penalty, kl_clamped_tokens=kl.clamped)
+        several = self._settings.episode.turns > 1
+        turns = sorted({one.turn + 1 for own in completions for one in own}) if several else []
+        for turn in (WHOLE, *turns):
+            found = [_kl_per_token(own, kl, turn) for own, kl in zip(completions, kls, strict=True)]
+            for agent, value in enumerate(found):
+                numbers.add(agent, turn, kl=value)
+            numbers.add(turn=turn, kl=float(np.mean(found)))
 
     # --- reading ---
 
@@ -188,15 +211,9 @@ class Validation:
         """Mean reward and expected return of each turn, by the reward that is trained on, and the task's reward."""
         context = Context("validation", self._settings.round)
         roots = self._rollouts.roll_out(self._items, context, self._settings.eval_generations, 1, "aligned")
-        nodes = nodes_of(roots)
-        returns = returns_by_node(roots, self._settings.episode.discount, lambda reward: reward.reward)
-        metrics: dict[str, float] = {}
-        for turn in sorted({node.turn for node in nodes}):
-            own = [node for node in nodes if node.turn == turn]
-            numbers = _reward_numbers([reward for node in own for reward in node.rewards])
-            numbers["expected_return"] = float(np.nanmean(np.concatenate([returns[id(node)] for node in own])))
-            metrics |= {f"eval/turn_{turn + 1}/{name}": value for name, value in numbers.items()}
-        return metrics
+        _numbers_of_all(nodes_of(roots), "the validation")  # only for its error where all rewards failed
+        by_turn = _numbers_by_turn(roots, self._settings.episode.discount)
+        return {f"eval/turn_{turn}/{name}": value for turn, own in by_turn.items() for name, value in own.items()}
 
 
 def returns_by_node(
@@ -211,8 +228,12 @@ def returns_by_node(
     return found
 
 
-def completion_numbers(completions: Sequence[Completion]) -> dict[str, float]:
-    """Lengths, and the share that was cut."""
+def zero_variance_share(returns: Mapping[int, np.ndarray]) -> float:
+    """The share of groups whose joint returns are all equal, so that comparing them teaches nothing."""
+    return float(np.mean([zero_variance(torch.from_numpy(group[np.newaxis])).item() for group in returns.values()]))
+
+
+def _completion_numbers(completions: Sequence[Completion]) -> dict[str, float]:
     reasons = Counter(one.sampled.finish_reason for one in completions)
     return {
         "length_mean": sum(one.tokens for one in completions) / len(completions),
@@ -220,30 +241,44 @@ def completion_numbers(completions: Sequence[Completion]) -> dict[str, float]:
     }
 
 
-def kl_numbers(settings: Any, completions: Sequence[Completion], kl: ReferenceKL) -> dict[str, float]:
-    """KL to the reference in nats per token, and what it costs a completion; nothing where it has no weight."""
-    if settings.kl_coefficient == 0.0:
-        return {}
-    return {
-        "kl": kl.sums.sum().item() / max(sum(one.tokens for one in completions), 1),
-        "kl_penalty": settings.kl_coefficient * kl.sums.mean().item(),
-        "kl_clamped_tokens": kl.clamped,
-    }
+def _kl_per_token(completions: Sequence[Completion], kl: ReferenceKL, turn: int) -> float:
+    """KL to the reference in nats per token, of one turn (1, 2, ...) or of all."""
+    rows = [row for row, one in enumerate(completions) if turn in (WHOLE, one.turn + 1)]
+    return kl.sums[rows].sum().item() / max(sum(completions[row].tokens for row in rows), 1)
+
+
+def _numbers_of_all(nodes: Sequence[Node], where: str) -> dict[str, float]:
+    """Numbers of all joint responses. Raises UserError where no reward is finite: there is nothing to learn."""
+    rewards = [reward for node in nodes for reward in node.rewards]
+    if not any(math.isfinite(one.reward) for one in rewards):
+        raise UserError(
+            f"none of the {len(rewards)} joint responses of {where} has a finite reward. The first: "
+            f"{rewards[0].status}: {rewards[0].error}"
+        )
+    return _reward_numbers(rewards)
+
+
+def _numbers_by_turn(roots: Sequence[Node], discount: float) -> dict[int, dict[str, float]]:
+    """Rewards and expected return of each turn, counted from 1; what no finite reward tells is left out."""
+    returns = returns_by_node(roots, discount, lambda joint: joint.reward)
+    by_turn: dict[int, list[Node]] = {}
+    for node in nodes_of(roots):
+        by_turn.setdefault(node.turn + 1, []).append(node)
+    found: dict[int, dict[str, float]] = {}
+    for turn, own in sorted(by_turn.items()):
+        found[turn] = _reward_numbers([reward for node in own for reward in node.rewards])
+        expected = np.concatenate([returns[id(node)] for node in own])
+        if np.isfinite(expected).any():
+            found[turn]["expected_return"] = np.nanmean(expected).item()
+    return found
 
 
 def _reward_numbers(rewards: Sequence[JointReward]) -> dict[str, float]:
     """Mean and deviation of the finite rewards, the share of the others, and the means of their parts."""
     finite = np.array([one.reward for one in rewards if math.isfinite(one.reward)])
-    if not finite.size:
-        raise UserError(
-            f"none of {len(rewards)} joint responses of a step has a finite reward. The first: {rewards[0].status}: "
-            f"{rewards[0].error}"
-        )
-    numbers = {
-        "reward_mean": finite.mean().item(),
-        "reward_std": finite.std().item(),
-        "reward_failed_share": 1.0 - finite.size / len(rewards),
-    }
+    numbers = {"reward_failed_share": 1.0 - finite.size / len(rewards)}
+    if finite.size:
+        numbers |= {"reward_mean": finite.mean().item(), "reward_std": finite.std().item()}
     for name in dict.fromkeys(name for one in rewards for name in one.parts):
         values = np.array([one.parts[name] for one in rewards if name in one.parts])
         finite = values[np.isfinite(values)]

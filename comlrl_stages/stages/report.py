@@ -31,7 +31,8 @@ from comlrl_stages.artifacts import (
 from comlrl_stages.errors import UserError
 from comlrl_stages.files import beside
 from comlrl_stages.reporting import answer, cost, records, summary
-from comlrl_stages.reporting.contents import Material, RewardModel, page_of
+from comlrl_stages.reporting.contents import page_of
+from comlrl_stages.reporting.material import Material, RewardModel
 from comlrl_stages.reporting.page import render
 from comlrl_stages.settings import ReportSettings
 

@@ -331,13 +331,20 @@ def _python_table(found: Any, request: _Request) -> pa.Table:
 
 
 def _rows_table(rows: Sequence[Any], where: str) -> pa.Table:
-    """Make a table of dicts; a field that an item lacks is null there."""
+    """Make a table of dicts with the same fields: where one lacks a field a prompt would say None in its place."""
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row) or not row:
             raise UserError(f"{where}: item {number} is {row!r:.80}, expected a dict with names as keys.")
         check_item(row, number, where)
     names = dict.fromkeys(name for row in rows for name in row)
-    return pa.table({name: _column([row.get(name) for row in rows], name, where) for name in names})
+    for number, row in enumerate(rows, start=1):
+        if len(row) < len(names):
+            lacking = next(name for name in names if name not in row)
+            raise UserError(
+                f"{where}: item {number} has no field {lacking!r}, which other items have. Give every item the same "
+                "fields; null (None) says that there is nothing."
+            )
+    return pa.table({name: _column([row[name] for row in rows], name, where) for name in names})
 
 
 def _column(values: list[Any], name: str, where: str) -> pa.Array:

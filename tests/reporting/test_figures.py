@@ -27,11 +27,6 @@ def result(method: str, level: float) -> Result:
     return Result(method, cells, counts, counts, mean, iqm, compared, compared)
 
 
-def log(name: str, values: list[float], **place: object) -> pd.DataFrame:
-    row = {"owner": "madpo", "seed": 0, "phase": "madpo", "agent": -1, "turn": 0, "env_step": 0} | place
-    return pd.DataFrame([{**row, "step": step, "name": name, "value": value} for step, value in enumerate(values)])
-
-
 @pytest.fixture(autouse=True)
 def no_warnings():
     """A figure that makes Matplotlib or numpy warn would litter the log of the stage."""
@@ -114,59 +109,6 @@ def test_an_interval_that_is_unknown_is_left_out(tmp_path):
     one = np.array([[1]])
     alone = Result("base", np.array([[0.5]]), one, one, nothing, nothing, None, None)
     assert "0.50" in figures.save(figures.scores([alone], "reward"), tmp_path, "scores")
-
-
-def test_rewards_are_drawn_over_joint_responses_and_losses_over_steps():
-    rewards = pd.concat([log("reward_mean", [0.1, 0.2], env_step=64), log("loss", [0.7, 0.6], env_step=64)])
-    labels = [axes.get_xlabel() for axes in figures.learning_curves(rewards, METHODS).axes]
-    assert labels[:2] == ["joint responses", "step"]
-
-
-def test_names_that_nobody_foresaw_are_drawn():
-    titles = [axes.get_title(loc="left") for axes in figures.learning_curves(log("surprise", [1.0, 2.0]), METHODS).axes]
-    assert titles[0] == "madpo: surprise"
-
-
-def test_values_that_are_not_numbers_leave_gaps():
-    broken = pd.concat([log("loss", [float("nan")] * 3), log("accuracy", [0.5, float("nan"), 0.7])])
-    assert isinstance(figures.learning_curves(broken, METHODS), Figure)
-
-
-def test_what_only_single_agents_log_is_drawn_over_agents():
-    rows = pd.concat([log("loss", [0.7]), log("entropy", [1.0], agent=0), log("loss", [9.0], agent=0)])
-    found = figures.of_team(rows)
-    assert sorted(zip(found["name"], found["value"], strict=True)) == [("entropy", 1.0), ("loss", 0.7)]
-
-
-def test_the_band_reaches_from_the_lowest_to_the_highest_seed():
-    rows = pd.concat([log("loss", [1.0, 2.0]), log("loss", [3.0, 4.0], seed=1)])
-    band = figures.learning_curves(rows, METHODS).axes[0].collections[0].get_paths()[0].vertices
-    assert (band[:, 1].min(), band[:, 1].max()) == (1.0, 4.0)
-
-
-def test_a_single_logged_step_is_a_disc_and_its_range_a_bar():
-    rows = pd.concat([log("loss", [1.0]), log("loss", [3.0], seed=1)])
-    axes = figures.learning_curves(rows, METHODS).axes[0]
-    (line,) = axes.lines
-    assert (line.get_marker(), line.get_xydata().tolist()) == ("o", [[0.0, 2.0]])
-    assert axes.get_xticks().tolist() == [0]
-    (bar,) = axes.collections
-    assert bar.get_segments()[0].tolist() == [[0.0, 1.0], [0.0, 3.0]]
-
-
-def test_a_long_curve_has_no_discs():
-    (line,) = figures.learning_curves(log("loss", [1.0] * 50), METHODS).axes[0].lines
-    assert line.get_marker() == ""
-
-
-def test_what_has_no_value_at_all_takes_no_panel():
-    rows = pd.concat([log("accuracy", [float("nan")]), log("margin", [0.0]), log("loss", [0.7])])
-    titles = [axes.get_title(loc="left") for axes in figures.learning_curves(rows, METHODS).axes]
-    assert titles == ["madpo: margin", "madpo: loss", ""]
-
-
-def test_without_logs_there_is_no_learning_curve():
-    assert figures.learning_curves(log("loss", []).reindex(columns=log("loss", [1.0]).columns), METHODS) is None
 
 
 def test_a_reward_model_without_spread_can_be_drawn():

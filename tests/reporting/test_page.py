@@ -61,7 +61,7 @@ def test_every_entry_of_the_contents_leads_somewhere_and_every_figure_is_describ
     )
     dangling, described, doubled = seen.values
     assert dangling == 0 and doubled == 0
-    assert len(described) == 7 and all(described)
+    assert len(described) == 8 and all(described)
 
 
 def test_figures_follow_the_dark_theme(page):

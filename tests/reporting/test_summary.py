@@ -160,6 +160,14 @@ def test_equal_means_are_a_tie():
     assert "highest" not in text and "The paired difference of madpo to base is +0.20 [+0.20, +0.20]." in text
 
 
+def test_many_methods_that_are_not_told_apart_are_told_by_the_ends_of_their_row():
+    methods = ("base", "a", "b", "c", "d", "e")
+    text = answer_of(evaluation(base=0.4, **dict.fromkeys(methods[1:], 0.6)), with_methods(*methods))
+    assert text.startswith("5 methods are not told apart from the one with the highest mean, a: mean eval reward from")
+    assert "They are a, b, c, d and e; the lead of a over e is 0.00 [0.00, 0.00]." in text
+    assert "The paired difference of a to base is +0.20" in text
+
+
 def test_a_method_that_is_as_good_as_base_beats_nobody():
     text = answer_of(evaluation(base=0.4, madpo=0.4), SETTINGS)
     assert text.startswith("base and madpo tie") and "highest" not in text and "No method beats" not in text
@@ -267,11 +275,27 @@ def test_the_accuracy_begins_where_not_every_pair_ties():
     assert len(kept) == 4
 
 
+def flat_groups(owner: str, phase: str) -> pd.DataFrame:
+    row = {"kind": "method", "owner": owner, "seed": 0, "phase": phase, "name": "zero_variance_share", "value": 0.9}
+    return pd.DataFrame([row])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "is_told"), [("magrpo", True), ("maremax", True), ("mareinforce", False), ("maac", False)]
+)
+def test_equal_rewards_are_a_worry_only_where_responses_are_compared_with_each_other(algorithm, is_told):
+    rows = evaluation(base=0.4, madpo=0.6)
+    design = summary.design_of(rows, SETTINGS)
+    found = summary.results(rows, design)
+    text = "\n".join(findings.warnings(rows, flat_groups("madpo", algorithm), {}, found, design))
+    assert ("of the training groups" in text) is is_told
+
+
 def test_every_sign_of_trouble_is_named():
     rows = evaluation(base=0.4, madpo=0.6)
     rows = rows[~((rows["method"] == "madpo") & (rows["seed"] == 1))]
     rows["kl"] = [[3.0, 3.0] if method == "madpo" else [0.0, 0.0] for method in rows["method"]]
-    logs = pd.DataFrame([{"owner": "madpo", "name": "zero_variance_share", "value": 0.9, "kind": "method", "seed": 0}])
+    logs = flat_groups("madpo", "magrpo")
     design = summary.design_of(rows, SETTINGS)
     text = "\n".join(findings.warnings(rows, logs, {"default": 0.55}, summary.results(rows, design), design))
     assert "madpo: no evaluation for seed 1" in text

@@ -16,9 +16,11 @@ from comlrl_stages.settings import (
     ActorCriticSettings,
     EvaluateSettings,
     EvaluationSampleSettings,
+    ExportSettings,
     GroupSettings,
     MadpoSettings,
     PairSettings,
+    PrepareSettings,
     ReferSettings,
     ReplaySettings,
     SampleSettings,
@@ -297,6 +299,21 @@ class Pipeline:
         return outputs
 
 
+def export_of(folder: Path, policy: Path, models: list[Path], *, lora: bool = False) -> Path:
+    """The export of a trained team."""
+    path = folder / "export"
+    run_stage("export", ExportSettings(lora=lora), {"policy": policy, "models": models}, {"export": path})
+    return path
+
+
+def prepared(folder: Path, export: Path) -> list[Path]:
+    """The agents of an export as models, as an experiment gets them whose team is that folder."""
+    models = [folder / f"from_agent_{agent}" for agent in (0, 1)]
+    for agent, model in enumerate(models):
+        run_stage("prepare", PrepareSettings(path=str(export / f"agent_{agent}")), {}, {"model": model})
+    return models
+
+
 def madpo_settings(**changes: Any) -> MadpoSettings:
     values = {"batch_size": 4, "learning_rate": 1e-3, "warmup_fraction": 0.0, "decay": "constant"}
     compute = {**ARITHMETIC, "training_tokens": 512, **changes.pop("compute", {})}
@@ -323,6 +340,42 @@ def optimize(
     runtime = {"checkpoint_interval": checkpoint_interval, **(runtime or {})}
     run_stage("optimize", settings, inputs, outputs, runtime, stop_after)
     return outputs
+
+
+def weigh_words(loaded: Any) -> None:
+    """Make a reward model's score the mean over a text's tokens of a random weight per token."""
+    first, *others = loaded.model.backbone.layers
+    first.self_attn.q_proj.weight.data.zero_()
+    for layer in (first, *others):
+        layer.mlp.down_proj.weight.data.zero_()
+    for layer in others:
+        layer.self_attn.o_proj.weight.data.zero_()
+    loaded.model.head.weight.data.mul_(10.0)
+
+
+def counting_characters(folder: Path, agents: int = 2) -> dict[str, Any]:
+    """A task with any number of agents, whose reward grows with what they write: random weights learn it in seconds."""
+    file = folder / "characters.py"
+    lines = (
+        f"agents = {agents}",
+        "def reward(*completions):",
+        "    return [sum(map(len, joint)) / 20.0 for joint in zip(*completions)]",
+    )
+    file.write_text("\n".join(lines), encoding="utf-8")
+    return {"file": str(file), "object": None}
+
+
+def team_settings(agents: int, **changes: Any) -> dict[str, Any]:
+    """Settings of a team of any size; by default they are of two."""
+    per_agent = {
+        "system_prompts": None,
+        "prompt_formats": "auto",
+        "template_arguments": {},
+        "weights_dtypes": "float32",
+        "attentions": "sdpa",
+        "trust_remote_code": False,
+    }
+    return {"agents": agents, **{key: [value] * agents for key, value in per_agent.items()}, **changes}
 
 
 def often_ending(loaded: LoadedModel) -> LoadedModel:

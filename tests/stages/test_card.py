@@ -24,7 +24,7 @@ SETTINGS = {
     "experiment": "small",
     "description": "Two agents <write> & read.",
     "method": "my-madpo",
-    "method_settings": {"algorithm": "madpo", "learning_rate": 2e-5},
+    "method_settings": {"algorithm": "madpo", "learning_rate": 2e-5, "preferences": "close"},
     "seed": 3,
     "task": TASK,
     "models": ["builtin: tiny", "hub: owner/model"],
@@ -54,6 +54,7 @@ def test_the_card_names_task_models_method_and_settings(made):
     text = (made / "card.md").read_text()
     for part in ("# small: my-madpo, seed 3", "Two agents <write> & read.", "**length_ratio**", "**madpo**"):
         assert part in text
+    assert "**length_ratio**, from the preference pairs `close`.\nEach agent is a folder" in text
     assert "builtin: tiny; hub: owner/model" in text and "temperature 0.7, at most" in text
     settings = yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1])
     assert settings == SETTINGS["method_settings"]
@@ -102,7 +103,24 @@ def test_with_several_turns_the_card_has_the_reward_of_the_last(made):
     later = {"eval/turn_2/reward_mean": 0.9, "eval/reward_mean": 0.85, "eval/reward_low": 0.7, "eval/reward_high": 0.95}
     write_card(made / "export", metrics=METRICS | later, base=None)
     text = (made / "card.md").read_text()
+    assert "An episode has up to 2 turns; after each" in text
     assert "at the last of up to 2 turns" in text and "| my-madpo | 0.850 | 0.700 to 0.950 |" in text
+
+
+@pytest.mark.parametrize(
+    ("reward_model", "told"),
+    [(None, "to maximise the task's own reward"), ("wide", "to maximise the joint reward model `wide`")],
+)
+def test_the_card_says_which_reward_was_maximised(made, reward_model, told):
+    write_card(made / "export", method_settings={"algorithm": "maac", "reward_model": reward_model})
+    assert f"trained together by **maac** on the task\n**length_ratio**, {told}.\n" in (made / "card.md").read_text()
+
+
+def test_adapters_are_named_where_they_were_trained(made):
+    assert "adapters" not in (made / "card.md").read_text()
+    write_card(made / "export", method_settings={"algorithm": "magrpo", "lora": {"rank": 4, "alpha": 8.0}})
+    text = (made / "card.md").read_text()
+    assert "adapters of rank 4 (LoRA, alpha 8), which are merged into these weights.\n\n## Scores" in text
 
 
 def test_a_card_without_base_description_or_kl_leaves_them_out(made):

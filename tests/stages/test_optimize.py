@@ -6,7 +6,7 @@ import torch
 from comlrl_stages.errors import UserError
 from comlrl_stages.teams.loading import load_model
 
-from .conftest import counts_of, files_of, rows_of
+from .conftest import counting_characters, counts_of, files_of, rows_of
 
 JOINT = -1
 RETURN = "eval/turn_1/expected_return"
@@ -91,6 +91,40 @@ def test_a_finished_run_is_extended_without_training_again(mixed, tmp_path, capf
     assert "2/6" in capfd.readouterr().err.splitlines()[0], "the two steps of the first epoch are there already"
     afresh = mixed.reinforce(tmp_path / "afresh", epochs=3)
     assert files_of(*longer.values()) == files_of(*afresh.values())
+
+
+def test_a_killed_run_that_is_cut_short_keeps_the_best_of_the_steps_it_has(mixed, validated, tmp_path):
+    """The best weights of a step that is not among them any more are on disk, and not taken."""
+    given = {**VALIDATED, "inputs": validated, "keep_best": RETURN, "learning_rate": 5e-3, "generations": 8}
+    given |= {"task": counting_characters(tmp_path), "eval_interval": 16, "kl_coefficient": 0.0}
+    kept = {"runtime": {"keep_checkpoints": True}, "checkpoint_interval": 2}
+    with pytest.raises(KeyboardInterrupt):
+        mixed.reinforce(tmp_path / "run", epochs=3, stop_after=5, **given, **kept)
+    best = {path.name for path in tmp_path.glob("run/*.checkpoints/*/best/step_*")}
+    assert best == {"step_00000004", "step_00000005"}
+    shorter = mixed.reinforce(tmp_path / "run", epochs=2, **given, **kept)
+    afresh = mixed.reinforce(tmp_path / "afresh", epochs=2, **given)
+    assert files_of(*shorter.values()) == files_of(*afresh.values())
+    assert counts_of(shorter["policy"])["best_step"] == 4
+
+
+def test_a_turn_that_no_episode_reaches_any_more_is_no_new_best(mixed, validated, tmp_path):
+    """With a low discount the first turn is worth most, so that soon all episodes end there."""
+    task = counting_characters(tmp_path)
+    with open(task["file"], "a", encoding="utf-8") as file:
+        file.write("\ndef transition(prompt, agent_completions, num_agents, **histories):\n")
+        file.write("    return [prompt + ' again'] * num_agents\n")
+    given = {
+        **VALIDATED,
+        "episode": {"turns": 2, "discount": 0.05, "termination_threshold": 1.4},
+        "keep_best": "eval/turn_2/reward_mean",
+    }
+    given |= {"inputs": validated, "epochs": 8, "items_per_step": 4, "kl_coefficient": 0.0, "learning_rate": 1e-2}
+    made = mixed.reinforce(tmp_path, task=task, generations=4, **given)
+    measured = validation_of(made)
+    reached = {step for step, name in measured if name == given["keep_best"]}
+    steps = {step for step, _ in measured}
+    assert reached < steps and counts_of(made["policy"])["best_step"] in reached
 
 
 def test_other_settings_do_not_go_on_from_kept_checkpoints(mixed, tmp_path):

@@ -304,24 +304,6 @@ def rare_token(pipeline):
 # --- the policy that comes out ---
 
 
-def test_training_raises_a_reward_that_depends_on_the_words(pipeline, tmp_path):
-    inputs = {"reward_model": pipeline.new_reward_model(tmp_path, weigh_words)}
-    given = {"generations": 8, "items_per_step": 4, "epochs": 6, "learning_rate": 3e-3, "kl_coefficient": 0.0}
-    log = log_of(pipeline.marlhf(tmp_path, inputs=inputs, **given)["training_log"])
-    assert log[6, JOINT, "reward_mean"] > log[1, JOINT, "reward_mean"] + log[1, JOINT, "reward_std"]
-
-
-def weigh_words(loaded):
-    """Make the score the mean over a text's tokens of a random weight per token."""
-    first, *others = loaded.model.backbone.layers
-    first.self_attn.q_proj.weight.data.zero_()
-    for layer in (first, *others):
-        layer.mlp.down_proj.weight.data.zero_()
-    for layer in others:
-        layer.self_attn.o_proj.weight.data.zero_()
-    loaded.model.head.weight.data.mul_(10.0)
-
-
 @pytest.mark.parametrize(("stop_after", "checkpoint_interval"), [(1, 1), (3, 2)])
 def test_a_killed_run_goes_on_to_the_same_bytes(mixed, outputs_of_mixed, tmp_path, stop_after, checkpoint_interval):
     given = {"epochs": 2, "items_per_step": 3, "checkpoint_interval": checkpoint_interval}

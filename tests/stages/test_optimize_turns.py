@@ -8,6 +8,8 @@ import pytest
 from comlrl_stages.artifacts import open_work
 from comlrl_stages.learning.optimization import adamw
 from comlrl_stages.rollouts.episodes import nodes_of
+from comlrl_stages.stages.optimize_actor_critic import ActorCriticUpdates
+from comlrl_stages.stages.optimize_estimators import build_estimators
 from comlrl_stages.stages.optimize_group import GroupUpdates
 from comlrl_stages.stages.optimize_rollouts import Rollouts
 from comlrl_stages.tasks.scoring import JointReward
@@ -98,15 +100,20 @@ class Later:
 
 
 @contextmanager
-def training(pipeline, folder, settings):
-    """Updates in the environment, and the optimizer's step."""
+def training(pipeline, folder, settings, rewards):
+    """The algorithm with rewards of a test's own, and its rollouts."""
     inputs = pipeline.task_inputs()
     work = open_work("optimize", {}, inputs, {"policy": folder / "policy"})
     try:
         with work as opened:
             team = load_team(inputs["models"], opened.digest("models"), settings.team, settings.compute, trainable=True)
-            rollouts = Rollouts(settings, opened, team, Later(), branching=settings.generations)
-            yield GroupUpdates(settings, team, rollouts), rollouts
+            grouped = settings.algorithm not in ("iac", "maac")
+            rollouts = Rollouts(settings, opened, team, rewards, branching=settings.generations if grouped else 1)
+            if grouped:
+                yield GroupUpdates(settings, team, rollouts), rollouts
+            else:
+                estimators = build_estimators(settings, opened, team)
+                yield ActorCriticUpdates(settings, team, rollouts, estimators), rollouts
             raise InterruptedError
     except InterruptedError:
         pass
@@ -123,7 +130,7 @@ def test_credit_reaches_the_first_turn_through_the_discount(pipeline, tmp_path, 
         kl_coefficient=0.0,
         learning_rate=3e-3,
     )
-    with training(pipeline, tmp_path, settings) as (updates, rollouts):
+    with training(pipeline, tmp_path, settings, Later()) as (updates, rollouts):
         optimizers = [
             adamw(part.module.named_parameters(), learning_rate=3e-3, weight_decay=0.0, betas=(0.9, 0.99))
             for part in updates.parts.values()
@@ -145,3 +152,75 @@ def test_credit_reaches_the_first_turn_through_the_discount(pipeline, tmp_path, 
             updates.train(step, update)
         gained = written(updates.total_steps - 1) - before
     assert abs(gained) > 3 and (gained > 0) == longer, f"the first answers grew by {gained:.1f} characters"
+
+
+# --- rewards that fail in a turn ----------------------------------------------------------------------------------
+
+
+class FailsInTurn:
+    """An environment whose rewards are numbers in all turns but one."""
+
+    def __init__(self, turn):
+        self._turn = turn
+
+    def __call__(self, answered):
+        return [self._reward(node, float(len(texts[0]))) for node, texts in answered]
+
+    def _reward(self, node, written):
+        if node.turn == self._turn:
+            return JointReward(math.nan, math.nan, status="nan", error="no number")
+        return JointReward(written, written)
+
+    def close(self):
+        pass
+
+
+KINDS = [{"algorithm": "magrpo"}, {"algorithm": "mareinforce"}, {"algorithm": "iac"}, {"algorithm": "maac"}]
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind["algorithm"])
+def test_a_turn_whose_rewards_all_fail_is_left_out(mixed, tmp_path, task, kind, fails):
+    """A critic bootstraps the turn before; a return that holds no number of the turn after is none."""
+    settings = reinforcement_settings(task=task, episode={"turns": 2}, generations=2, items_per_step=4, **kind)
+    with training(mixed, tmp_path, settings, FailsInTurn(fails)) as (algorithm, _):
+        numbers = algorithm.train(0, lambda: None)
+        parts = [part for name, part in algorithm.parts.items() if name.startswith("agent_")]
+        trained = [any(p.grad is not None and p.grad.norm() > 0 for p in part.trainable()) for part in parts]
+    by_turn = {turn: numbers.values[turn, JOINT] for turn in (1, 2)}
+    failed, other = by_turn[fails + 1], by_turn[2 - fails]
+    assert failed["reward_failed_share"] == 1.0 and not {"reward_mean", "expected_return"} & set(failed)
+    assert other["reward_failed_share"] == 0.0 and other["reward_mean"] > 0
+    assert all(math.isfinite(value) for own in numbers.values.values() for value in own.values())
+    bootstraps = kind["algorithm"] in ("iac", "maac")
+    assert trained == [fails == 0 or bootstraps] * 2
+
+
+# --- what is logged by turn ---------------------------------------------------------------------------------------
+
+
+def test_the_kl_of_the_turns_averages_to_that_of_the_whole(mixed, tmp_path, task):
+    given = {"task": task, "episode": {"turns": 2}, "generations": 2, "items_per_step": 4, "epochs": 2}
+    made = mixed.reinforce(tmp_path, algorithm="maac", **given)
+    rows = [row for row in rows_of(made["training_log"]) if row["step"] == 2 and row["name"] == "kl"]
+    found = {(row["turn"], row["agent"]): row["value"] for row in rows}
+    assert set(found) == {(turn, agent) for turn in (0, 1, 2) for agent in (JOINT, 0, 1)}
+    for agent in (JOINT, 0, 1):
+        turns = sorted(found[turn, agent] for turn in (1, 2))
+        assert 0 < turns[0] < found[0, agent] < turns[1]
+
+
+def test_next_prompts_without_room_are_counted_and_end_their_branch(mixed, tmp_path):
+    longer = TASK.replace('[f"{prompt} again"]', '[prompt + len(agent_completions[0]) % 2 * " and a very long story"]')
+    (tmp_path / "longer.py").write_text(longer, encoding="utf-8")
+    sampling = {"max_new_tokens": 80, "overflow": "drop"}
+    given = {
+        "task": {"file": str(tmp_path / "longer.py"), "object": None},
+        "episode": {"turns": 2},
+        "items_per_step": 4,
+        "sampling": sampling,
+    }
+    made = mixed.reinforce(tmp_path, algorithm="maac", **given)
+    counted = turns_of(made, "prompt_too_long")[0]
+    nodes = turns_of(made, "nodes")
+    assert 0 < counted < 3 * nodes[1] and nodes[2] == 3 * nodes[1] - counted

@@ -30,7 +30,8 @@ def experiment(tmp_path_factory):
 
 def test_the_folder_holds_page_summaries_and_figures(experiment):
     folder = experiment[3]
-    names = ("scores", "improvement", "learning_curves", "reward_models", "lengths", "tokens", "pipeline")
+    of_results, of_training = ("scores", "improvement", "lengths"), ("learning_curves", "over_optimisation")
+    names = (*of_results, *of_training, "reward_models", "tokens", "pipeline")
     figures = {f"figures/{name}.{kind}" for name in names for kind in ("svg", "png")}
     summaries = {"report.html", "summary.csv", "summary.parquet", "summary.md"}
     assert set(read_manifest(folder)["files"]) == figures | summaries

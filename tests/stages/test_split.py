@@ -43,7 +43,7 @@ def test_dropped_items_are_counted(tmp_path):
 
 
 def test_a_formatter_that_fails_for_one_item_stops_the_split(tmp_path):
-    rows = [{"task_id": str(i), "prompt": f"p{i}"} for i in range(9)] + [{"task_id": "odd", "text": "no prompt"}]
+    rows = [{"task_id": str(i), "prompt": f"p{i}"} for i in range(9)] + [{"task_id": "odd", "prompt": None}]
     (tmp_path / "items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "my_task.py").write_text("def reward(first, second):\n    return [1.0]\n")
     task = {"file": str(tmp_path / "my_task.py"), "object": None}

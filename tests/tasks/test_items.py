@@ -105,7 +105,12 @@ def test_csv_text_may_span_lines(tmp_path):
 def test_ids_follow_the_content_not_the_place(tmp_path):
     rows = prompts(5)
     first = load(written(tmp_path / "a.jsonl", rows))
-    other = load(written(tmp_path / "b.jsonl", [{"note": "new", "prompt": "x", "level": 9}, *reversed(rows)]))
+    other = load(
+        written(
+            tmp_path / "b.jsonl",
+            [{"note": "new", "prompt": "x", "level": 9}, *({"note": None, **row} for row in reversed(rows))],
+        )
+    )
 
     def ids(splits):
         tables = (splits.train, splits.eval)
@@ -113,6 +118,12 @@ def test_ids_follow_the_content_not_the_place(tmp_path):
 
     assert ids(first).items() <= ids(other).items()
     assert all(len(task_id) == 16 for task_id in ids(first).values())
+
+
+def test_a_field_that_one_item_lacks_is_named(tmp_path):
+    rows = [{"prompt": "a", "topic": "dogs"}, {"prompt": "b"}]
+    with pytest.raises(UserError, match=r"item 2 has no field 'topic', which other items have.*null"):
+        load(written(tmp_path / "a.jsonl", rows))
 
 
 def test_own_ids_are_kept_as_text(tmp_path):
@@ -197,7 +208,7 @@ def test_values_that_no_item_may_hold_are_refused_in_files_too(tmp_path, column,
 
 
 def test_a_task_brings_items_and_eval_items(tmp_path):
-    code = "items = [{'prompt': 'a'}, {'prompt': 'b', 'extra': 1}]\n\ndef eval_items():\n    return [{'prompt': 'c'}]"
+    code = "items = [{'prompt': 'a', 'extra': None}, {'prompt': 'b', 'extra': 1}]\n\ndef eval_items():\n    return [{'prompt': 'c'}]"
     splits = load("task", task_of(tmp_path, code))
     assert splits.train.select(["prompt", "extra"]).to_pylist() == [
         {"prompt": "a", "extra": None},

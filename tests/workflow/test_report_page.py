@@ -17,7 +17,16 @@ from .conftest import EXPERIMENT, Workflow
 
 pytestmark = pytest.mark.xdist_group("workflow")
 
-FIGURES = ["improvement", "learning_curves", "lengths", "pipeline", "reward_models", "scores", "tokens"]
+FIGURES = [
+    "improvement",
+    "learning_curves",
+    "lengths",
+    "over_optimisation",
+    "pipeline",
+    "reward_models",
+    "scores",
+    "tokens",
+]
 COLUMNS = ["method", "seed", "eval_reward_mean", "eval_reward_low", "eval_reward_high", "improvement_over_base"]
 
 
