@@ -60,7 +60,7 @@ def _lines(logs: pd.DataFrame) -> str:
 def _of_validation(shown: pd.DataFrame, kept: Sequence[training.Kept]) -> str:
     if shown.empty:
         return ""
-    filled = "; filled ones are of steps whose weights a seed kept as its policy" if kept else ""
+    filled = "; a large disc in place of one is of a step whose weights a seed kept as its policy" if kept else ""
     return f" Rings are means on the validation items while training{filled}."
 
 

@@ -211,7 +211,9 @@ def test_the_kl_of_the_turns_averages_to_that_of_the_whole(mixed, tmp_path, task
 
 
 def test_next_prompts_without_room_are_counted_and_end_their_branch(mixed, tmp_path):
-    longer = TASK.replace('[f"{prompt} again"]', '[prompt + len(agent_completions[0]) % 2 * " and a very long story"]')
+    longer = TASK.replace(
+        '[f"{prompt} again"]', '[prompt + len(agent_completions[0]) % 2 * " and a very long story" * 4]'
+    )
     (tmp_path / "longer.py").write_text(longer, encoding="utf-8")
     sampling = {"max_new_tokens": 80, "overflow": "drop"}
     given = {

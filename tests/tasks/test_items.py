@@ -208,7 +208,8 @@ def test_values_that_no_item_may_hold_are_refused_in_files_too(tmp_path, column,
 
 
 def test_a_task_brings_items_and_eval_items(tmp_path):
-    code = "items = [{'prompt': 'a', 'extra': None}, {'prompt': 'b', 'extra': 1}]\n\ndef eval_items():\n    return [{'prompt': 'c'}]"
+    items = "items = [{'prompt': 'a', 'extra': None}, {'prompt': 'b', 'extra': 1}]"
+    code = f"{items}\n\ndef eval_items():\n    return [{{'prompt': 'c'}}]"
     splits = load("task", task_of(tmp_path, code))
     assert splits.train.select(["prompt", "extra"]).to_pylist() == [
         {"prompt": "a", "extra": None},
