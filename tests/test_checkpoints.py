@@ -80,3 +80,11 @@ def test_what_a_kill_left_half_written_is_ignored_and_cleaned_away(tmp_path):
 def test_without_a_checkpoint_there_is_none(tmp_path):
     assert load_checkpoint(tmp_path / "nowhere") is None
     assert load_checkpoint(tmp_path) is None
+
+
+def test_checkpoints_to_keep_stay_and_can_be_asked_for(tmp_path):
+    for step, keep in ((1, []), (4, [1]), (6, [4])):
+        save_checkpoint(tmp_path, step, {"x": torch.tensor(step)}, {}, keep=keep)
+    assert names(tmp_path) == ["step_00000004", "step_00000006"]
+    assert load_checkpoint(tmp_path, most=5)[0] == 4 and load_checkpoint(tmp_path)[0] == 6
+    assert load_checkpoint(tmp_path, most=3) is None
