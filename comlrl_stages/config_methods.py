@@ -148,7 +148,7 @@ class Reinforcement(PolicyTraining):
         None, ge=1, le=10**6, description="stop after so many evaluations in a row without a new best; null is off"
     )
     schedule_steps: int | None = Field(
-        None, ge=1, le=10**9, description="optimizer steps that warm-up and decay span; null takes those of the run"
+        None, ge=1, le=10**9, description="steps that warm-up and decay span; null takes those of the run"
     )
 
     @model_validator(mode="after")

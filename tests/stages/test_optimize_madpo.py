@@ -154,7 +154,7 @@ def test_the_order_inside_a_minibatch_changes_nothing(mixed, tmp_path):
         settings = madpo_settings(batch_size=WHOLE, method=method)
         gradient, number = gradients(mixed, tmp_path / method, settings, noise=0.02)
         found.append(gradient)
-        numbers.append(number.values[JOINT])
+        numbers.append(number.values[0, JOINT])
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-4)
     assert_same_gradients(*found)
 
