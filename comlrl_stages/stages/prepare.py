@@ -5,17 +5,46 @@ only stage that may use the network. Writes one model folder: weights, tokenizer
 earlier run keeps its value head; a critic of one stays a critic.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from comlrl_stages.artifacts import Work
+from comlrl_stages.checkpoints import load_checkpoint, save_checkpoint
 from comlrl_stages.errors import UserError
+from comlrl_stages.learning.optimization import restore_training_state, training_state
 from comlrl_stages.settings import PrepareSettings
 from comlrl_stages.teams.compute import set_up_torch
 from comlrl_stages.teams.critics import is_critic, load_critic, save_critic
 from comlrl_stages.teams.loading import LoadedModel, facts_of, read_value_head, save_model
 from comlrl_stages.teams.sources import from_folder, from_gguf, from_hub
 from comlrl_stages.teams.tiny import build_tiny_model
+
+CHECKPOINT_INTERVAL = 50  # steps of the pretraining, about a second
+
+
+class PretrainingCheckpoints:
+    """Checkpoints of a pretraining, so that one that is killed again and again comes to an end."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def restore(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+        """Put back the last state; returns the losses of the steps up to it."""
+        found = load_checkpoint(self._folder)
+        if found is None:
+            return []
+        _, tensors, state = found
+        restore_training_state(model.named_parameters(), optimizer, tensors)
+        return state["losses"]
+
+    def keep(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, losses: Sequence[float]) -> None:
+        """Save the state after every `CHECKPOINT_INTERVAL` steps."""
+        if len(losses) % CHECKPOINT_INTERVAL == 0:
+            tensors = training_state(model.named_parameters(), optimizer)
+            save_checkpoint(self._folder, len(losses), tensors, {"losses": list(losses)})
 
 
 def run(settings: PrepareSettings, work: Work) -> None:
@@ -63,6 +92,11 @@ def _fetch(settings: PrepareSettings, work: Work) -> tuple[Any, Any]:
     if settings.gguf is not None:
         return from_gguf(settings.gguf)
     steps = settings.pretraining_steps
-    model, tokenizer, loss = build_tiny_model(steps, settings.pretraining_seed, work.progress(steps, "pretraining"))
+    model, tokenizer, loss = build_tiny_model(
+        steps,
+        settings.pretraining_seed,
+        work.progress(steps, "pretraining"),
+        PretrainingCheckpoints(work.partial / "checkpoints"),
+    )
     work.resolved(final_loss=round(loss, 4))
     return model, tokenizer

@@ -12,8 +12,10 @@ Only answers are in the loss, not prompts: an agent never writes prompts, and al
 what is sampled later.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -43,19 +45,33 @@ LEARNING_RATE, WARM_UP_STEPS = 3e-3, 20
 SHARPENING = 1.3
 
 
+class Checkpoints(Protocol):
+    """Where a pretraining keeps what it needs to go on after a kill."""
+
+    def restore(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+        """Put back the state of the last checkpoint and return the losses of the steps up to it."""
+
+    def keep(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, losses: Sequence[float]) -> None:
+        """Save the state after a step, if it is time."""
+
+
 def build_tiny_model(
-    steps: int, seed: int, progress: Callable[[int], None] = lambda advance: None
+    steps: int,
+    seed: int,
+    progress: Callable[[int], None] = lambda advance: None,
+    checkpoints: Checkpoints | None = None,
 ) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast, float]:
     """Return the pretrained model in evaluation mode, its tokenizer and the final loss (nats per answer token).
 
     Args:
         steps: optimizer steps; from about 600 on nearly every sampled sentence is correct English.
         seed: of the tokenizer's corpus, the weights and the order of examples.
-        progress: called with 1 after each step.
+        progress: called with 1 after each step, and with the number of those that a checkpoint holds.
+        checkpoints: None keeps none.
     """
     tokenizer = tiny_tokenizer(seed)
     model = initial_model(tokenizer, seed)
-    loss = pretrain(model, tokenizer, steps, seed, progress)
+    loss = pretrain(model, tokenizer, steps, seed, progress, checkpoints)
     with torch.no_grad():
         model.model.norm.weight.mul_(SHARPENING)
     return model.eval(), tokenizer, loss
@@ -118,13 +134,17 @@ def pretrain(
     steps: int,
     seed: int,
     progress: Callable[[int], None],
+    checkpoints: Checkpoints | None = None,
 ) -> float:
     """Train on `steps` batches of answers with AdamW, warm-up and cosine decay; return the mean loss (nats per token)
     of the last tenth of the steps."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    losses = []
+    losses = [] if checkpoints is None else checkpoints.restore(model, optimizer)
+    if losses:
+        progress(len(losses))
     model.train()
-    for step, (ids, targets) in zip(range(steps), _batches(tokenizer, stream(seed, "tiny", "batches")), strict=False):
+    batches = itertools.islice(_batches(tokenizer, stream(seed, "tiny", "batches")), len(losses), steps)
+    for step, (ids, targets) in enumerate(batches, start=len(losses)):
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * _schedule(step, steps)
         loss = _answer_loss(model, ids, targets)
@@ -133,6 +153,8 @@ def pretrain(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.item())
+        if checkpoints is not None:
+            checkpoints.keep(model, optimizer, losses)
         progress(1)
     return float(np.mean(losses[-max(1, steps // 10) :]))
 

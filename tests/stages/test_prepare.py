@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from comlrl_stages.artifacts import artifact_digest, open_work
+from comlrl_stages.artifacts import Work, artifact_digest, open_work
 from comlrl_stages.errors import UserError
 from comlrl_stages.settings import PrepareSettings
 from comlrl_stages.stages import prepare
@@ -49,6 +49,28 @@ def test_the_provenance_says_how_good_the_pretraining_was(tiny):
 def test_the_same_settings_give_the_same_bytes(tiny, tmp_path):
     again = prepare_model(tmp_path / "again", builtin="tiny")
     assert artifact_digest(again) == artifact_digest(tiny)
+
+
+def test_a_killed_pretraining_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare, "CHECKPOINT_INTERVAL", 2)
+    whole = prepare_model(tmp_path / "whole", builtin="tiny", pretraining_steps=7)
+    told = []
+
+    def progress(total, label):
+        def advance(n=1, **_):
+            told.append(n)
+            if len(told) in (3, 6):  # three steps from nothing, then two after the second
+                raise KeyboardInterrupt
+
+        return advance
+
+    monkeypatch.setattr(Work, "progress", lambda work, total, label: progress(total, label))
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            prepare_model(tmp_path / "killed", builtin="tiny", pretraining_steps=7)
+    killed = prepare_model(tmp_path / "killed", builtin="tiny", pretraining_steps=7)
+    assert told == [1, 1, 1, 2, 1, 1, 4, 1, 1, 1]
+    assert artifact_digest(killed) == artifact_digest(whole)
 
 
 def test_a_prepared_folder_prepares_to_the_same_weights(tiny, tmp_path):
