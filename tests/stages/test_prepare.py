@@ -15,7 +15,8 @@ LAYOUT = {"config.json", "model.safetensors", "tokenizer.json", "generation_conf
 
 
 def prepare_model(target, **settings):
-    settings = PrepareSettings(**{"pretraining_steps": 2, "torch_threads": 1, **settings})
+    quick = {"pretraining_steps": 2} if "builtin" in settings else {}
+    settings = PrepareSettings(**{**quick, "torch_threads": 1, **settings})
     with open_work("prepare", {}, {}, {"model": target}, {}) as work:
         prepare.run(settings, work)
     return target
