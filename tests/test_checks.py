@@ -186,7 +186,8 @@ def test_items_and_prompts_are_made_before_any_work(folder):
     ("items", "told"),
     [
         ("[{'prompt': 'a'}]", "none is left for training"),
-        ("[{'prompt': 'a'}, {'text': 'b'}]", "the formatter of agent_0, item "),
+        ("[{'prompt': 'a'}, {'prompt': None}]", "the formatter of agent_0, item "),
+        ("[{'prompt': 'a'}, {'text': 'b'}]", "item 1 has no field 'text'"),
         ("[{'prompt': 'a', 'x': {1}}]", "item 1, key x: is of type set"),
         ("[{'prompt': 'a'}, {'prompt': 'a'}]", "items 1 and 2 are identical"),
     ],

@@ -172,7 +172,7 @@ def save_gpt2(folder: Path) -> None:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Workflow:
     """Four experiments on tasks of the user's own, run from nothing to their reports in one go."""
     workflow = make_workflow(tmp_path_factory.mktemp("user tasks"))
-    (example,) = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text("utf-8"), flags=re.DOTALL)
+    example, *_ = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text("utf-8"), flags=re.DOTALL)
     for name, text in {"rhyme": example, "lengths": LENGTHS, "three": THREE, "one": ONE}.items():
         workflow.write(f"tasks/{name}.py", text)
     workflow.write("data/cities.jsonl", "".join(f"{json.dumps(item, ensure_ascii=False)}\n" for item in CITIES))
