@@ -109,11 +109,8 @@ class SeparateCritic:
         return checked_directory(folders[self.agents[0]])
 
     def values(self, responses: Sequence[Response]) -> torch.Tensor:
-        inputs = self._inputs(responses)
-        distinct = list(dict.fromkeys(inputs))
-        found = values_of(self._critic.model, distinct, self._team.compute, self._settings.compute.training_tokens)
-        by_input = dict(zip(distinct, found, strict=True))
-        return torch.tensor([by_input[ids] for ids in inputs])
+        budget = self._settings.compute.training_tokens
+        return torch.tensor(values_of(self._critic.model, self._inputs(responses), self._team.compute, budget))
 
     def backward(
         self,

@@ -54,14 +54,17 @@ class ValueModel(nn.Module):
 
 
 def values_of(model: ValueModel, ids: Sequence[Sequence[int]], compute: Compute, token_budget: int) -> list[float]:
-    """Return the value of each text without gradient, in order; batches of at most `token_budget` tokens by length."""
-    values = [0.0] * len(ids)
-    for batch in plan_batches([len(row) for row in ids], token_budget):
+    """Return the value of each text without gradient, in order; each distinct one is computed once.
+
+    Batches of at most `token_budget` tokens are planned by length.
+    """
+    distinct = list(dict.fromkeys(map(tuple, ids)))
+    values: dict[tuple[int, ...], float] = {}
+    for batch in plan_batches([len(row) for row in distinct], token_budget):
+        chosen = [distinct[i] for i in batch]
         with torch.inference_mode(), compute.autocast():
-            found = model([ids[i] for i in batch]).tolist()
-        for i, value in zip(batch, found, strict=True):
-            values[i] = value
-    return values
+            values |= zip(chosen, model(chosen).tolist(), strict=True)
+    return [values[tuple(row)] for row in ids]
 
 
 def load_value_model(
