@@ -71,7 +71,7 @@ def main(
     undisturbed: Path,
     soaked: Path,
     kills: int = 30,
-    longest_wait: Annotated[float, typer.Option(help="most seconds from a start to its kill")] = 20.0,
+    longest_wait: Annotated[float, typer.Option(help="most seconds from a start to its kill")] = 60.0,
     seed: Annotated[int, typer.Option(help="of moments and victims")] = 0,
     experiment: str = "quickstart",
     override: Annotated[str, typer.Option(help="values laid over the files, as for snakemake --config override=")] = "",

@@ -166,6 +166,7 @@ class ActorCriticUpdates:
             numbers.add(agent, **done.means())
         for estimator, lesson, done in zip(self._estimators, lessons, value_steps, strict=True):
             numbers.add(estimator.number, **_value_numbers(lesson), **done.means())
+            numbers.add(estimator.number, critic_cut_share=estimator.cut_share())
         numbers.add(loss=sum(done.means()["loss"] for done in policy_steps.values()))
 
 

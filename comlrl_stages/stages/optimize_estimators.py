@@ -15,6 +15,7 @@ from comlrl_stages.stages.optimize import JOINT, Part
 from comlrl_stages.stages.optimize_policy import PolicyStep, backward
 from comlrl_stages.teams.batching import plan_batches
 from comlrl_stages.teams.critics import give_value_head, new_critic, save_critic
+from comlrl_stages.teams.joint_text import JointInput
 from comlrl_stages.teams.log_probs import completion_log_probs
 from comlrl_stages.teams.team import Team
 from comlrl_stages.teams.value_model import values_of
@@ -58,7 +59,10 @@ class Estimator(Protocol):
     part: Part
 
     def values(self, responses: Sequence[Response]) -> torch.Tensor:
-        """Values of joint responses by the critic as it is, (responses,) float32 without gradient."""
+        """Values of a step's joint responses by the critic as it is, (responses,) float32 without gradient."""
+
+    def cut_share(self) -> float:
+        """The share of them of which only a part was read, since the critic's context is too short."""
 
     def backward(
         self,
@@ -98,6 +102,7 @@ class SeparateCritic:
             team.compute.device,
             trust_remote_code=trusted[agents[0]] if trusted else False,
         )
+        self._inputs: dict[tuple[int, int], JointInput] = {}  # what it reads of each of a step's responses
         rates = settings.critic_learning_rates(len(team.agents))
         self.part = Part(self._critic.model, rates[agents[0]], self.number)
 
@@ -109,8 +114,13 @@ class SeparateCritic:
         return checked_directory(folders[self.agents[0]])
 
     def values(self, responses: Sequence[Response]) -> torch.Tensor:
+        self._inputs = {response.place: self._input(response) for response in responses}
+        ids = [one.ids for one in self._inputs.values()]
         budget = self._settings.compute.training_tokens
-        return torch.tensor(values_of(self._critic.model, self._inputs(responses), self._team.compute, budget))
+        return torch.tensor(values_of(self._critic.model, ids, self._team.compute, budget))
+
+    def cut_share(self) -> float:
+        return sum(one.cut for one in self._inputs.values()) / max(len(self._inputs), 1)
 
     def backward(
         self,
@@ -131,7 +141,7 @@ class SeparateCritic:
             )
             for agent in self.agents
         }
-        return policies, self._learn(self._inputs(responses), lessons)
+        return policies, self._learn([self._inputs[response.place].ids for response in responses], lessons)
 
     def save(self, policy: Path) -> None:
         save_critic(self._critic, policy / "critics" / self.name)
@@ -152,10 +162,7 @@ class SeparateCritic:
             done += loss.item()
         return ValueStep(done, 1)
 
-    def _inputs(self, responses: Sequence[Response]) -> list[tuple[int, ...]]:
-        return [self._input(response).ids for response in responses]
-
-    def _input(self, response: Response) -> Any:
+    def _input(self, response: Response) -> JointInput:
         answered = self._settings.critic_type == "q"
         prompted = response.node.prompted
         if self._central:
@@ -199,6 +206,10 @@ class SharedHead:
                 )
             values[batch] = scores.values.cpu()
         return values
+
+    def cut_share(self) -> float:
+        """The agent itself has read all of it."""
+        return 0.0
 
     def backward(
         self,

@@ -166,27 +166,29 @@ class Rollouts:
     def report_completions(
         self, numbers: StepNumbers, completions: Sequence[Sequence[Completion]], kls: Sequence[ReferenceKL]
     ) -> None:
-        """Add what each agent wrote: tokens, lengths, the share that was cut, and the KL where it has a weight."""
-        for agent, own in enumerate(completions):
-            numbers.tokens += sum(one.tokens for one in own)
-            numbers.add(agent, **_completion_numbers(own))
-        if self._settings.kl_coefficient:
-            self._report_kl(numbers, completions, kls)
+        """Add what each agent wrote, over all turns and by turn: lengths, the share that was cut, KL to the reference.
 
-    def _report_kl(
-        self, numbers: StepNumbers, completions: Sequence[Sequence[Completion]], kls: Sequence[ReferenceKL]
-    ) -> None:
-        """Add the KL in nats per token, over all turns and by turn, and what it costs a completion."""
-        for agent, kl in enumerate(kls):
-            penalty = self._settings.kl_coefficient * kl.sums.mean().item()
-            numbers.add(agent, kl_penalty=penalty, kl_clamped_tokens=kl.clamped)
+        The KL stands there where it has a weight: in nats per token, and as what it costs a completion.
+        """
         several = self._settings.episode.turns > 1
         turns = sorted({one.turn + 1 for own in completions for one in own}) if several else []
         for turn in (WHOLE, *turns):
-            found = [_kl_per_token(own, kl, turn) for own, kl in zip(completions, kls, strict=True)]
-            for agent, value in enumerate(found):
-                numbers.add(agent, turn, kl=value)
-            numbers.add(turn=turn, kl=float(np.mean(found)))
+            means = []
+            for agent, (own, kl) in enumerate(zip(completions, kls, strict=True)):
+                rows = [row for row, one in enumerate(own) if turn in (WHOLE, one.turn + 1)]
+                chosen = [own[row] for row in rows]
+                numbers.add(agent, turn, **_completion_numbers(chosen))
+                if self._settings.kl_coefficient:
+                    sums = kl.sums[rows]
+                    means.append(sums.sum().item() / max(sum(one.tokens for one in chosen), 1))
+                    penalty = self._settings.kl_coefficient * sums.mean().item()
+                    numbers.add(agent, turn, kl=means[-1], kl_penalty=penalty)
+            if means:
+                numbers.add(turn=turn, kl=float(np.mean(means)))
+        for agent, (own, kl) in enumerate(zip(completions, kls, strict=True)):
+            numbers.tokens += sum(one.tokens for one in own)
+            if self._settings.kl_coefficient:
+                numbers.add(agent, kl_clamped_tokens=kl.clamped)
 
     # --- reading ---
 
@@ -239,12 +241,6 @@ def _completion_numbers(completions: Sequence[Completion]) -> dict[str, float]:
         "length_mean": sum(one.tokens for one in completions) / len(completions),
         "truncated_share": reasons["length"] / len(completions),
     }
-
-
-def _kl_per_token(completions: Sequence[Completion], kl: ReferenceKL, turn: int) -> float:
-    """KL to the reference in nats per token, of one turn (1, 2, ...) or of all."""
-    rows = [row for row, one in enumerate(completions) if turn in (WHOLE, one.turn + 1)]
-    return kl.sums[rows].sum().item() / max(sum(completions[row].tokens for row in rows), 1)
 
 
 def _numbers_of_all(nodes: Sequence[Node], where: str) -> dict[str, float]:

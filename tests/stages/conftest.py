@@ -100,8 +100,8 @@ def counts_of(artifact: Path) -> dict[str, Any]:
 
 
 def log_of(path: Path) -> dict[tuple[int, int, str], float]:
-    """The training log as {(step, agent, name): value}; agent -1 is the team."""
-    return {(row["step"], row["agent"], row["name"]): row["value"] for row in rows_of(path)}
+    """The training log of whole steps as {(step, agent, name): value}; agent -1 is the team."""
+    return {(row["step"], row["agent"], row["name"]): row["value"] for row in rows_of(path) if row["turn"] == 0}
 
 
 @dataclass

@@ -7,6 +7,13 @@ import pytest
 from .conftest import files_of, log_of
 
 JOINT = -1
+LONG = """
+formatters = [lambda item: "word " * 24 if item["task_id"] == "train0" else "hi"] * 2
+
+
+def reward(first, second):
+    return [float(len(a) - len(b)) for a, b in zip(first, second)]
+"""
 KINDS = [
     pytest.param({"algorithm": "iac"}, id="iac, separate"),
     pytest.param({"algorithm": "iac", "critic": "shared"}, id="iac, shared"),
@@ -30,6 +37,15 @@ def test_every_kind_trains_and_is_saved(mixed, tmp_path, kind):
         assert folders == [] and (made["policy"] / "agent_0" / "value_head.safetensors").is_file()
     else:
         assert folders == (["critic"] if central else ["critic_0", "critic_1"])
+
+
+@pytest.mark.parametrize(("kind", "reader"), [("maac", JOINT), ("iac", 0)])
+def test_what_a_critic_could_not_read_to_the_end_is_counted(mixed, tmp_path, kind, reader):
+    """A context holds 128 tokens: the joint text of the first item has more, the texts of each agent do not."""
+    task = {"file": str(tmp_path / "long.py"), "object": None}
+    (tmp_path / "long.py").write_text(LONG, encoding="utf-8")
+    log = log_of(mixed.reinforce(tmp_path, algorithm=kind, task=task, items_per_step=4)["training_log"])
+    assert log[1, reader, "critic_cut_share"] == (0.25 if kind == "maac" else 0.0)
 
 
 # --- kills --------------------------------------------------------------------------------------------------------
