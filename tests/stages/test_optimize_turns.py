@@ -64,14 +64,14 @@ def test_turns_are_counted_and_logged(mixed, tmp_path, task, options, nodes, env
 def test_the_kl_of_each_turn_adds_up_to_that_of_the_step(mixed, tmp_path, task):
     made = mixed.reinforce(tmp_path, task=task, episode={"turns": 2}, epochs=2, learning_rate=1e-2, kl_coefficient=0.5)
     rows = [row for row in rows_of(made["training_log"]) if row["step"] == 2]
+    nodes = {row["turn"]: row["value"] for row in rows if row["name"] == "nodes"}
     for agent in (0, 1):
-        whole, *turns = ({r["name"]: r["value"] for r in rows if (r["turn"], r["agent"]) == (t, agent)} for t in range(3))
-        counts = {r["turn"]: r["value"] for r in rows if r["name"] == "nodes"}
-        tokens = [own["length_mean"] * counts[turn] for turn, own in enumerate(turns, start=1)]
-        assert whole["kl"] > 0 and len(tokens) == 2
-        assert whole["kl"] == pytest.approx(sum(n * own["kl"] for n, own in zip(tokens, turns, strict=True)) / sum(tokens))
-        for own in (whole, *turns):
-            assert own["kl_penalty"] == pytest.approx(0.5 * own["kl"] * own["length_mean"])
+        own = [{r["name"]: r["value"] for r in rows if (r["turn"], r["agent"]) == (t, agent)} for t in range(3)]
+        tokens = {turn: own[turn]["length_mean"] * nodes[turn] for turn in (1, 2)}
+        weighted = sum(tokens[turn] * own[turn]["kl"] for turn in (1, 2)) / sum(tokens.values())
+        assert own[0]["kl"] == pytest.approx(weighted) and weighted > 0
+        for numbers in own:
+            assert numbers["kl_penalty"] == pytest.approx(0.5 * numbers["kl"] * numbers["length_mean"])
 
 
 def test_early_termination_ends_nodes_above_the_threshold(mixed, tmp_path, task):
