@@ -12,8 +12,8 @@ A task is any object (a class, an instance, a function that returns one, or a mo
     transition        transition(prompt, agent_completions, num_agents, prompt_history_per_agent,
                       response_history_per_agent) -> n prompts of the next turn, in actor order (optional); it is
                       called by these names. `prompt` is the item's; the histories hold one list per agent, of every
-                      turn so far. A formatter that declares external_prompts is given its agent's prompt, to format
-                      it again
+                      turn so far. One that declares `item` is given the whole item, too. A formatter that declares
+                      external_prompts is given its agent's prompt, to format it again
     eval_logger, eval_aggregator      extra metrics of the evaluation: rows of all responses, and what they come to
     metrics_callback  metrics_callback(rollouts) -> numbers, once per eval item, then averaged; a rollout has agent_idx,
                       prompt, completion and metadata (optional)
@@ -52,6 +52,7 @@ TRANSITION_PARAMETERS = (
     "response_history_per_agent",
 )
 TRANSITION_FORM = f"transition({', '.join(TRANSITION_PARAMETERS)})"
+WHOLE_ITEM = "item"
 
 
 class Exchange(NamedTuple):
@@ -159,6 +160,7 @@ class Task:
                 num_agents=self.agents,
                 prompt_history_per_agent=[list(own) for own in zip(*(one.prompts for one in history), strict=True)],
                 response_history_per_agent=[list(own) for own in zip(*(one.responses for one in history), strict=True)],
+                **{name: item for name in _beyond_the_form(self.transition)},
             )
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
@@ -377,11 +379,16 @@ def _check_transition(function: Callable[..., Any] | None, source: TaskSource) -
     if function is None:
         return
     try:
-        inspect.signature(function).bind(**dict.fromkeys(TRANSITION_PARAMETERS))
+        inspect.signature(function).bind(**dict.fromkeys([*TRANSITION_PARAMETERS, *_beyond_the_form(function)]))
     except (TypeError, ValueError) as error:
         raise UserError(
             f"{source}: the transition cannot be called as {TRANSITION_FORM}: {error}. Give it these parameters."
         ) from error
+
+
+def _beyond_the_form(transition: Callable[..., Any]) -> list[str]:
+    """What a transition is given if it declares it: the item."""
+    return [name for name in inspect.signature(transition).parameters if name == WHOLE_ITEM]
 
 
 def _read_reward(function: Callable[..., Any], source: TaskSource) -> Reward:

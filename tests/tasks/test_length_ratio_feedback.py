@@ -14,9 +14,9 @@ from comlrl_stages.tasks.protocol import Exchange, TaskSource, load_task
 ITEM = {"prompt": "Invent a game for rainy days.", "target_min": 2.0, "target_max": 3.0}
 
 
-def second_prompts(first, second, **options):
-    task = load_task(TaskSource(name="length_ratio_feedback", options=options))
-    return task.next_prompts(ITEM, [Exchange(task.format(ITEM), (first, second))])
+def second_prompts(first, second, item=ITEM):
+    task = load_task(TaskSource(name="length_ratio_feedback"))
+    return task.next_prompts(item, [Exchange(task.format(item), (first, second))])
 
 
 def test_the_first_turn_is_that_of_length_ratio():
@@ -38,8 +38,17 @@ def test_an_empty_first_answer_has_no_ratio():
     assert "0 and 81 characters, ratio none" in second_prompts("", "y" * 81)[0]
 
 
-def test_the_wanted_range_is_the_tasks_own():
-    assert "1.5 to 2" in second_prompts("x", "y", target_min=1.5, target_max=2.0)[0]
+def test_the_wanted_range_is_the_items_own():
+    assert "1.5 to 2" in second_prompts("x", "y", {**ITEM, "target_min": 1.5, "target_max": 2.0})[0]
+
+
+def test_items_take_the_targets_in_turn_and_only_the_second_prompt_tells_which():
+    task = load_task(TaskSource(name="length_ratio_feedback", options={"targets": [[0.5, 0.75], [2, 3]]}))
+    items = task.items()
+    ranges = [(item["target_min"], item["target_max"]) for item in items]
+    assert ranges == [(0.5, 0.75), (2.0, 3.0)] * (len(items) // 2)
+    assert task.format(items[0]) == task.format({**items[0], "target_min": 2.0, "target_max": 3.0})
+    assert task.reward([["x" * 10], ["y" * 6]], [items[0]], {})[0][0] == 1.0
 
 
 @pytest.mark.parametrize("parts", [("transition",), ("reward",)])

@@ -312,12 +312,20 @@ def test_a_transition_is_called_by_names(written, signature):
     assert load_task(written(code)).next_prompts(ITEM, [Exchange(("p", "q"), ("a", "b"))]) == ["one", "two"]
 
 
+def test_a_transition_that_declares_the_item_is_given_it(written):
+    code = f"class Task:\n{REWARD}    def transition(prompt, item, **given):\n        return [str(item), prompt]\n"
+    assert load_task(written(code)).next_prompts(ITEM, [Exchange(("p", "q"), ("a", "b"))]) == [
+        str(ITEM),
+        ITEM["prompt"],
+    ]
+
+
 @pytest.mark.parametrize(
     ("signature", "told"),
     [
         ("prompt, agent_completions", "'num_agents'"),
         ("prompts, **given", "'prompts'"),
-        ("prompt, *, item, **given", "'item'"),
+        ("prompt, *, weather, **given", "'weather'"),
     ],
 )
 def test_a_transition_of_another_form_is_refused_when_the_task_is_loaded(written, signature, told):
