@@ -1,13 +1,12 @@
-"""From YAML files to a checked project: reading, overlays, and errors that say what to do."""
+"""From YAML files to a checked project: reading, overlays, and the models of all its experiments."""
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from comlrl_stages.config import (
     Experiment,
@@ -19,9 +18,10 @@ from comlrl_stages.config import (
     task_shorthand,
     team_shorthand,
 )
-from comlrl_stages.config_methods import ActorCritic, Base, GroupMethod, Madpo, Marlhf
-from comlrl_stages.config_values import Strict, WrongKey
-from comlrl_stages.errors import UserError, nearest
+from comlrl_stages.config_errors import told
+from comlrl_stages.config_methods import ActorCritic
+from comlrl_stages.config_values import Strict
+from comlrl_stages.errors import UserError
 
 T = TypeVar("T", bound=Strict)
 
@@ -65,7 +65,7 @@ def load_project(config: Mapping[str, Any], folders: Sequence[Path], origin: str
     saved = {name: e.team.model.path for name, e in experiments.items() if isinstance(e.team.model, SavedTeam)}
     for name, experiment in experiments.items():
         file = _find(folders, "experiments", name, origin)
-        experiments[name], inline = _with_named_models(name, experiment, str(file))
+        experiments[name], inline = _with_named_models(name, experiment, str(file), known_names(folders, "models"))
         models |= inline
         for model in models_of(experiments[name]):
             if model not in models:
@@ -77,7 +77,9 @@ def load_project(config: Mapping[str, Any], folders: Sequence[Path], origin: str
 # --- teams of earlier runs ----------------------------------------------------------------------------------------
 
 
-def _with_named_models(name: str, experiment: Experiment, origin: str) -> tuple[Experiment, dict[str, Model]]:
+def _with_named_models(
+    name: str, experiment: Experiment, origin: str, known: Sequence[str]
+) -> tuple[Experiment, dict[str, Model]]:
     """The experiment with names for the folders in its team, and these models: `<experiment>.agent_<i>`."""
     team = experiment.team
     folders = {agent: entry.path for agent, entry in enumerate(team.model_names()) if isinstance(entry, SavedTeam)}
@@ -88,6 +90,11 @@ def _with_named_models(name: str, experiment: Experiment, origin: str) -> tuple[
     for agent, folder in folders.items():
         own = _folder_of_agent(folder, agent, team.agents, f"{origin}: team.{'models' if team.models else 'model'}")
         names[agent] = found.setdefault(own, f"{name}.agent_{agent}")
+    if taken := set(found.values()) & set(known):
+        raise UserError(
+            f"{origin}: saved models of a team are called {', '.join(sorted(taken))}, and so is a file of models/; "
+            "rename that file"
+        )
     if team.share_weights and len(set(names)) > 1:
         raise UserError(
             f"{origin}: team.share_weights: needs one model for all agents, but {folders[0]} holds one for each; "
@@ -126,17 +133,7 @@ def parse(model: type[T], values: Any, origin: str) -> T:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        problems = error.errors()
-        places = {problem["loc"] for problem in problems}
-        told = [p for p in problems if not _is_inherited(p["loc"], places)]
-        lines = [f"{origin}: {_explain(model, p)}" for p in _of_meant_kinds(model, told)]
-        raise UserError("\n".join(dict.fromkeys(lines))) from None
-
-
-def _is_inherited(place: tuple[Any, ...], places: Set[tuple[Any, ...]]) -> bool:
-    """Collections inherit `sampling`, mistakes included; those are told once."""
-    inherits = len(place) > 2 and place[0] == "collections" and place[2] == "sampling"
-    return inherits and ("sampling", *place[3:]) in places
+        raise UserError("\n".join(f"{origin}: {line}" for line in told(model, error))) from None
 
 
 def _read(model: type[T], folders: Sequence[Path], kind: str, name: str, origin: str, override: Mapping[str, Any]) -> T:
@@ -240,133 +237,3 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(value, Mapping) and isinstance(old, Mapping)
         merged[key] = merge(old, value) if both else value
     return merged
-
-
-# --- error texts --------------------------------------------------------------------------------------------------
-
-
-def _explain(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
-    """One line: key path, what is wrong, what is allowed."""
-    location = _readable(model, problem["loc"])
-    reason = problem.get("ctx", {}).get("error")
-    if isinstance(reason, WrongKey):
-        location.append(reason.key)
-    path = ".".join(str(part) for part in location) or "(top level)"
-    if problem["type"] == "extra_forbidden":
-        valid = _fields_at(model, problem["loc"][:-1])
-        return f"{path}: {_unknown_key(location, problem['loc'], valid)}. Valid here: {', '.join(valid)}"
-    if problem["type"] == "missing":
-        return f"{path}: is missing and has no default"
-    message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "value_error":  # its text says what was found, and which key if several must agree
-        return f"{path}: {message}" if location else message
-    return f"{path}: {message} (found {problem['input']!r:.200})"
-
-
-def _unknown_key(readable: Sequence[Any], location: Sequence[Any], valid: Sequence[str]) -> str:
-    """What is said of a key that is not valid; a method's key may belong to other algorithms."""
-    key = str(readable[-1])
-    if len(location) == 4 and location[0] == "methods":
-        owners = [name for kind in _METHOD_KINDS if key in kind.model_fields for name in _tags(kind)]
-        if owners:
-            return f"belongs to {', '.join(owners)}, the algorithm here is {location[2]}"
-    return f"unknown key{nearest(key, valid)}"
-
-
-_METHOD_KINDS = (Base, Madpo, GroupMethod, ActorCritic, Marlhf)
-
-
-def _of_meant_kinds(model: type[BaseModel], problems: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Where a key takes values of several kinds, only the problems of the kind that the value comes nearest to."""
-    best: dict[tuple[Any, ...], int] = {}
-    rated = []
-    for problem in problems:
-        place = _Place.of(model, problem["loc"])
-        kind = problem["type"] if place.is_kind else ""
-        distance = 2 if kind.endswith("_type") else 1 if kind.endswith(("_parsing", "literal_error")) else 0
-        best[place.choice] = min(distance, best.get(place.choice, distance))
-        rated.append((problem, place.choice, distance))
-    return [problem for problem, choice, distance in rated if choice == () or distance == best[choice]]
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where pydantic found a problem.
-
-    Attributes:
-        keys: the keys of the file that lead there, without pydantic's names of kinds.
-        annotation: the type there.
-        choice: the keys of the last one that takes values of several kinds, () if none does.
-        is_kind: the problem is one of a kind as a whole.
-    """
-
-    keys: tuple[Any, ...]
-    annotation: Any
-    choice: tuple[Any, ...] = ()
-    is_kind: bool = False
-
-    @classmethod
-    def of(cls, model: type[BaseModel], location: Sequence[Any]) -> "_Place":
-        place = cls((), model)
-        for part in location:
-            place = place._next(part)
-        return place
-
-    def _next(self, part: Any) -> "_Place":
-        options = _options(self.annotation)
-        if len(options) > 1:
-            chosen = next((option for option in options if _is_called(option, str(part))), options[0])
-            tagged = bool(_tags(chosen))
-            return _Place(self.keys, chosen, self.choice if tagged else self.keys, not tagged)
-        return _Place((*self.keys, part), _inside(_strip(self.annotation), part), self.choice)
-
-
-def _inside(annotation: Any, part: Any) -> Any:
-    """The type of what lies under a key of a section, a mapping or a list."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation.model_fields[part].annotation if part in annotation.model_fields else Any
-    inner = get_args(annotation)
-    return inner[-1] if get_origin(annotation) in (dict, list) and inner else Any
-
-
-def _is_called(option: Any, kind: str) -> bool:
-    """Whether pydantic calls a kind of values so: `list[...]`, `literal[...]`, a class, an algorithm, `float`."""
-    option = _strip(option)
-    origin = get_origin(option)
-    if origin is not None:
-        return kind.startswith(f"{getattr(origin, '__name__', str(origin).rpartition('.')[2]).lower()}[")
-    return kind in _tags(option) or kind.rpartition("-")[2] == getattr(option, "__name__", "")
-
-
-def _readable(model: type[BaseModel], location: tuple[Any, ...]) -> list[Any]:
-    """The location without pydantic's names of kinds, which are no keys of the file."""
-    return list(_Place.of(model, location).keys)
-
-
-def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
-    """Names of the keys that are valid at a location of a model."""
-    found = _strip(_Place.of(model, location).annotation)
-    return list(found.model_fields) if isinstance(found, type) and issubclass(found, BaseModel) else []
-
-
-def _options(annotation: Any) -> list[Any]:
-    """The kinds of values that a type allows beside null."""
-    annotation = _strip(annotation)
-    options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    return [option for option in options if option is not type(None)]
-
-
-def _strip(annotation: Any) -> Any:
-    """A type without Annotated and without None."""
-    while get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    if get_origin(annotation) in (Union, UnionType):
-        options = [option for option in get_args(annotation) if option is not type(None)]
-        return _strip(options[0]) if len(options) == 1 else annotation
-    return annotation
-
-
-def _tags(option: Any) -> tuple[str, ...]:
-    """The algorithms of a class of methods."""
-    field = getattr(option, "model_fields", {}).get("algorithm")
-    return get_args(field.annotation) if field else ()

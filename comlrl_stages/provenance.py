@@ -29,7 +29,7 @@ MEMORY = Path(".snakemake") / "comlrl_stages"
 SMALL_FILE = 50_000_000
 #: Modules that decide no byte of a result: reading the configuration, moving files, showing progress.
 _READS_AND_MOVES = (
-    "config config_methods config_values project settings registry cli checks provenance artifacts files "
+    "config config_errors config_methods config_values project settings registry cli checks provenance artifacts files "
     "checkpoint_places checkpoints progress errors hub publishing tracking"
 )
 _LOOKS_AFTER_RESULTS = "jobs condition upkeep status pruning"

@@ -190,6 +190,13 @@ def test_folders_and_names_go_together(folder):
     assert [model.path for model in load(folder).models.values()] == [str(one), f"{run}/agent_0"]
 
 
+def test_a_model_file_called_like_a_teams_saved_model_is_refused(folder):
+    run = saved(folder / "run", "agent_0", "agent_1")
+    write(folder / "models/first.agent_1.yaml", "path: elsewhere\n")
+    text = refused_experiment(folder, MINIMAL.replace("tiny", f"{{model: {{path: '{run}'}}}}"))
+    assert "first.agent_1" in text and "rename" in text
+
+
 @pytest.mark.parametrize("agents", [1, 3])
 def test_a_team_of_another_size_is_refused_with_both_numbers(folder, agents):
     run = saved(folder / "run", "agent_0", "agent_1")
