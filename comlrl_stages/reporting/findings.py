@@ -35,6 +35,7 @@ def warnings(
         *_missing(evaluation, design),
         *_unscored(evaluation, found),
         *_left_out(found),
+        *_unchanged(logs),
         *_flat_groups(logs),
         *_truncated(rows),
         *_weak_reward_models(accuracies),
@@ -96,6 +97,16 @@ def _left_out(found: Sequence[Result]) -> Iterable[str]:
             f"{result.method}: of {plural(total, 'cell')} (a seed on an item) {left_out:,} are left out of its "
             f"comparison with base ({', '.join(reasons)}), which is over the other {total - left_out:,}. "
             "The mean of each method is over all cells that it has itself."
+        )
+
+
+def _unchanged(logs: pd.DataFrame) -> Iterable[str]:
+    still = logs[(logs["name"] == "changed_share") & (logs["value"] == 0)]
+    for (owner, seed), rows in still.groupby(["owner", "seed"], dropna=False):
+        agents = ", ".join(f"agent_{agent:.0f}" for agent in sorted(rows["agent"]))
+        yield (
+            f"{owner}: training changed no weight of {agents} with seed {seed}, for every gradient was zero. "
+            "There it is the untrained team."
         )
 
 

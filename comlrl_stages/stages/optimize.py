@@ -8,6 +8,7 @@ same bytes.
 
 import importlib
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -239,21 +240,32 @@ class Training:
     def _changed_shares(self) -> list[dict[str, Any]]:
         """Rows at the last step: the share of weights that training changed.
 
-        None is an error: a learning rate lost to rounding looks like success otherwise.
+        None in spite of gradients is an error: a learning rate lost to rounding looks like success otherwise. None for
+        want of a gradient, as where a sparse reward was never earned, is told here and by the report.
         """
         rows = []
         for name, part in self._algorithm.parts.items():
             if not name.startswith("agent_"):
                 continue
             share = changed_share(self._before[name], weight_sample(part.trainable()))
-            if share == 0.0:
+            if share == 0.0 and self._had_gradients(part):
                 raise UserError(
-                    f"{name}: no weight changed in training. Every gradient was zero, or the learning rate "
-                    f"{part.learning_rate} is too small."
+                    f"{name}: no weight changed in training, although there were gradients. The learning rate "
+                    f"{part.learning_rate} is too small; raise it."
+                )
+            if share == 0.0:
+                print(
+                    f"warning: {name}: no weight changed in training, for every gradient was zero. Rewards that differ "
+                    "between the responses to a prompt would help: more generations, a higher temperature, or a finer "
+                    "reward.",
+                    file=sys.stderr,
                 )
             last = {**self.log[-1], "phase": self._settings.algorithm, "turn": WHOLE}
             rows.append({**last, "agent": part.agent, "name": "changed_share", "value": share})
         return rows
+
+    def _had_gradients(self, part: Part) -> bool:
+        return any(row["value"] > 0 for row in self.log if (row["agent"], row["name"]) == (part.agent, "gradient_norm"))
 
     # --- validation ---
 

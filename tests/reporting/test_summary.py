@@ -295,11 +295,13 @@ def test_every_sign_of_trouble_is_named():
     rows = evaluation(base=0.4, madpo=0.6)
     rows = rows[~((rows["method"] == "madpo") & (rows["seed"] == 1))]
     rows["kl"] = [[3.0, 3.0] if method == "madpo" else [0.0, 0.0] for method in rows["method"]]
-    logs = flat_groups("madpo", "magrpo")
+    still = {"name": "changed_share", "agent": 1, "value": 0.0}
+    logs = pd.concat([flat_groups("madpo", "magrpo"), flat_groups("madpo", "magrpo").assign(**still)])
     design = summary.design_of(rows, SETTINGS)
     text = "\n".join(findings.warnings(rows, logs, {"default": 0.55}, summary.results(rows, design), design))
     assert "madpo: no evaluation for seed 1" in text
     assert "madpo: in 90.0 % of the training groups" in text
+    assert "madpo: training changed no weight of agent_1 with seed 0" in text
     assert "base: 50.0 % of its eval responses ran into the length limit" in text
     assert "reward model default: held-out accuracy 55.0 %" in text
     assert "madpo: 3.00 nats per token away" in text and "base: 0.00 nats" not in text
