@@ -33,11 +33,20 @@ def check_sources(project: Project) -> None:
     """Files, folders and packages that items and models come from must be there. Raises UserError."""
     for stage in ("prepare", "split"):
         for job in instances(project, stage):
-            place = f"model {job.model}" if stage == "prepare" else f"experiment {job.experiment}: items"
             try:
                 strings(project, stage, job)
             except UserError as error:
-                raise UserError(f"{place}: {error}") from None
+                raise UserError(f"{_place(project, stage, job, str(error))}: {error}") from None
+
+
+def _place(project: Project, stage: str, job: Any, told: str) -> str:
+    """Where the source stands in the configuration that is missing for a stage's job, as the error `told`."""
+    if stage == "split":
+        place, task = f"experiment {job.experiment}", project.experiments[job.experiment].task
+        kind = "task" if told.startswith(f"{task.file}:") else "items"
+        return place if told.startswith("task.") else f"{place}: {kind}"
+    experiment = next((name for name in project.saved if job.model.startswith(f"{name}.agent_")), None)
+    return f"model {job.model}" if experiment is None else f"experiment {experiment}: team.model.path"
 
 
 def check_items(project: Project) -> Iterator[str]:
@@ -73,6 +82,8 @@ def _warnings(experiment: Experiment) -> Iterator[str]:
         yield from (f"methods.{name}.{text}" for text in method_warnings(method))
         if isinstance(method, Madpo) and experiment.episode.turns > 1:
             yield f"methods.{name}: learns from responses of the first turn only; episode.turns is for the others"
+        if getattr(method, "reward_model", None) is not None and experiment.episode.turns > 1:
+            yield f"methods.{name}: its reward model is fitted on responses of the first turn, and judges those of all"
 
 
 def check_task(name: str, experiment: Experiment, facts: dict[str, Any]) -> None:

@@ -361,6 +361,9 @@ def _written_out(name: str, method: Any) -> Any:
     algorithm = method.get("algorithm") or name
     if "algorithm" not in method and name not in ALGORITHMS:
         raise ValueError(f"method {name!r} needs an algorithm, one of {', '.join(ALGORITHMS)}")
+    if algorithm not in ALGORITHMS:
+        close = nearest(str(algorithm), ALGORITHMS)
+        raise WrongKey(f"{name}.algorithm", f"{algorithm!r} is none of {', '.join(ALGORITHMS)}{close}")
     if algorithm != "marlhf":
         return {**method, "algorithm": algorithm}
     backend = method.get("backend") or "magrpo"
@@ -378,7 +381,9 @@ def method_warnings(method: Any) -> Iterator[str]:
     """What a method's keys say that may not be meant, as `key: text`."""
     if not isinstance(method, Reinforcement):
         return
-    off_policy = {"buffer_epochs": method.buffer_epochs > 1, "train_batch_size": method.train_batch_size is not None}
+    whole = method.items_per_step * method.generations
+    is_split = method.train_batch_size is not None and method.train_batch_size < whole
+    off_policy = {"buffer_epochs": method.buffer_epochs > 1, "train_batch_size": is_split}
     for key in (key for key, is_so in off_policy.items() if is_so and not method.importance_ratio):
         yield f"{key}: later updates of a step train on responses of an older policy; consider importance_ratio"
     if isinstance(method, GroupMethod) and method.normalise_advantages and method.algorithm != "magrpo":

@@ -57,10 +57,16 @@ def load_project(config: Mapping[str, Any], folders: Sequence[Path], origin: str
     for kind, names in (("experiments", top.override.experiments), ("models", top.override.models)):
         for name in names:
             _find(folders, kind, name, f"{origin}: override.{kind}.{name}")
-    experiments = {
-        name: _read(Experiment, folders, "experiments", name, origin, top.override.experiments.get(name, {}))
-        for name in top.experiments
-    }
+    experiments: dict[str, Experiment] = {}
+    mistakes = []
+    for name in top.experiments:
+        try:
+            override = top.override.experiments.get(name, {})
+            experiments[name] = _read(Experiment, folders, "experiments", name, origin, override)
+        except UserError as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise UserError("\n".join(mistakes))
     models: dict[str, Model] = {}
     saved = {name: e.team.model.path for name, e in experiments.items() if isinstance(e.team.model, SavedTeam)}
     for name, experiment in experiments.items():

@@ -145,8 +145,11 @@ def test_what_may_not_be_meant_is_a_warning_and_no_mistake(values, told):
 
 def test_pairs_of_the_first_turn_alone_are_worth_a_warning():
     Path("mine.py").write_text(TASK + TRANSITION)
-    (warning,) = warnings_of(project(episode={"turns": 2}, methods=["base", "madpo", "magrpo"]))
-    assert warning.startswith("warning: mine: methods.madpo: learns from responses of the first turn only")
+    warnings = warnings_of(project(episode={"turns": 2}, methods=["base", "madpo", "magrpo", "marlhf"]))
+    assert [line.removeprefix("warning: mine: methods.")[:40] for line in warnings] == [
+        "madpo: learns from responses of the firs",
+        "marlhf: its reward model is fitted on re",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -154,6 +157,7 @@ def test_pairs_of_the_first_turn_alone_are_worth_a_warning():
     [
         {"algorithm": "magrpo", "normalise_advantages": True},
         {"algorithm": "iac", "normalise_advantages": True},
+        {"algorithm": "magrpo", "generations": 4, "items_per_step": 2, "train_batch_size": 8},
         {"algorithm": "marloo", "buffer_epochs": 2, "train_batch_size": 8, "importance_ratio": True},
     ],
 )

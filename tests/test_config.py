@@ -122,7 +122,10 @@ def test_a_mistake_in_sampling_is_not_told_again_for_each_collection():
             {"methods": {"madpo": {"loss": "dpo"}}},
             "methods.madpo.loss: Input should be 'sigmoid', 'ipo' or 'simpo' (found 'dpo')",
         ),
-        ({"methods": {"x": {"algorithm": "ppo"}}}, "'base', 'madpo', 'magrpo', 'marloo', 'maremax', 'mareinforce'"),
+        (
+            {"methods": {"x": {"algorithm": "ppo"}}},
+            "methods.x.algorithm: 'ppo' is none of base, madpo, magrpo, marloo, maremax, mareinforce",
+        ),
         ({"methods": {"marlhf": {"generations": 0}}}, "methods.marlhf.generations: Input should be greater than or"),
         ({"methods": {}}, "methods: Dictionary should have at least 1 item"),
         ({"methods": 3}, "methods: Input should be a valid dictionary"),

@@ -98,6 +98,20 @@ def test_an_override_can_change_one_method_of_a_list(folder):
     assert list(found.methods) == ["base", "madpo", "marlhf"] and found.methods["madpo"] == Madpo(beta=0.5)
 
 
+def test_the_mistakes_of_all_experiments_are_told_at_once(folder):
+    write(folder / "experiments/first.yaml", MINIMAL + "seed: 1\n")
+    write(folder / "experiments/second.yaml", MINIMAL.replace("[", "[grpo, "))
+    with pytest.raises(UserError) as error:
+        load_project({"experiments": ["first", "second"]}, [folder])
+    one, other = str(error.value).splitlines()
+    assert "first.yaml: seed: unknown key" in one and "second.yaml: methods" in other
+
+
+def test_an_unknown_algorithm_is_told_with_the_known_ones(folder):
+    text = refused_experiment(folder, MINIMAL.split("methods")[0] + "methods: {mine: {algorithm: marlhp}}\n")
+    assert "methods.mine.algorithm: 'marlhp' is none of base, madpo" in text and "(nearest: 'marlhf')" in text
+
+
 def test_an_override_can_lay_keys_on_a_short_form(folder):
     override = {"team": {"agents": 3}, "task": {"options": {"target_min": 1.5}}, "items": {"limit": 3}}
     write(folder / "experiments/first.yaml", MINIMAL + "items: data.jsonl\n")

@@ -3,11 +3,14 @@
 A formatter that fails for the last of a thousand items is found here, in a second, and not after hours of sampling.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from comlrl_stages.artifacts import Work, write_table
 from comlrl_stages.errors import UserError
 from comlrl_stages.settings import SplitSettings
 from comlrl_stages.tasks.items import load_items
-from comlrl_stages.tasks.protocol import TaskSource, load_task
+from comlrl_stages.tasks.protocol import Task, TaskSource, load_task
 from comlrl_stages.tasks.rehearsal import rehearse
 
 
@@ -29,6 +32,17 @@ def run(settings: SplitSettings, work: Work) -> None:
         if table is None:
             continue
         for item in table.to_pylist():
-            task.format(item)
+            _check_prompts(task, item)
         write_table(work.output(name), table)
         work.count(name, rows=table.num_rows, dropped=splits.dropped[name])
+
+
+def _check_prompts(task: Task, item: Mapping[str, Any]) -> None:
+    """Raise UserError unless there is a prompt for each agent, the same one whenever a stage asks for it."""
+    for agent, (one, other) in enumerate(zip(task.format(item), task.format(item), strict=True)):
+        if one != other:
+            raise UserError(
+                f"{task.source}: the formatter of agent_{agent} made two prompts of item {item['task_id']}: "
+                f"{one!r:.80} and {other!r:.80}. Every stage formats anew, so use no random number, clock or counter "
+                "there; what shall differ belongs to the items."
+            )

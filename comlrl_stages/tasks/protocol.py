@@ -187,7 +187,7 @@ class Task:
                 f"{where} returned {type(prompt).__name__} ({prompt!r:.80}), expected str. "
                 f"A formatter is {FORMATTER_FORM} -> str."
             )
-        return prompt
+        return _whole(prompt, where)
 
 
 def _read_prompts(prompts: Any, agents: int, where: str) -> Sequence[str]:
@@ -200,7 +200,19 @@ def _read_prompts(prompts: Any, agents: int, where: str) -> Sequence[str]:
     for agent, prompt in enumerate(prompts):
         if not isinstance(prompt, str):
             raise UserError(f"{where} returned {type(prompt).__name__} ({prompt!r:.80}) for agent_{agent}, {expected}")
-    return prompts
+    return [_whole(prompt, f"{where}, for agent_{agent},") for agent, prompt in enumerate(prompts)]
+
+
+def _whole(prompt: str, where: str) -> str:
+    """The prompt, if tokenizers can read it: half of a character written as two (a lone surrogate) is no text."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{where} returned {prompt!r:.80}, whose character {error.start + 1} is a lone surrogate. Expected whole "
+            "Unicode characters; decode what you read with errors='replace'."
+        ) from None
+    return prompt
 
 
 def default_formatter(item: Mapping[str, Any]) -> str:

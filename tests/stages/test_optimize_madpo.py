@@ -282,7 +282,7 @@ def test_agents_of_one_model_become_two_policies(pipeline):
 
 
 def test_a_learning_rate_lost_to_rounding_is_an_error(mixed, tmp_path):
-    with pytest.raises(UserError, match=r"agent_0: no weight changed in training, although.*learning rate 1e-30 is too small"):
+    with pytest.raises(UserError, match=r"agent_0: no weight changed .*learning rate 1e-30 is too small"):
         mixed.madpo(tmp_path, learning_rate=1e-30)
     assert not (tmp_path / "policy").exists()
 

@@ -52,6 +52,16 @@ def test_a_formatter_that_fails_for_one_item_stops_the_split(tmp_path):
     assert not (tmp_path / "train.parquet").exists()
 
 
+@pytest.mark.parametrize("prompt", ["str(random.random())", "str(SEEN.append(1) or SEEN)"])
+def test_a_formatter_that_makes_another_prompt_each_time_stops_the_split(tmp_path, prompt):
+    head = "import random\n\nSEEN = []\n\ndef reward(first, second):\n    return [1.0]\n\n"
+    (tmp_path / "my_task.py").write_text(f"{head}formatters = [lambda item: 'a', lambda item: {prompt}]\n")
+    (tmp_path / "items.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    task = {"file": str(tmp_path / "my_task.py"), "object": None}
+    with pytest.raises(UserError, match=r"the formatter of agent_1 made two prompts of item .*no random number"):
+        run_split(tmp_path, source=str(tmp_path / "items.jsonl"), task=task)
+
+
 @pytest.mark.parametrize(
     ("items", "told"),
     [

@@ -320,6 +320,16 @@ def test_a_transition_that_declares_the_item_is_given_it(written):
     ]
 
 
+@pytest.mark.parametrize("half", ["chr(0xD800)", "'fox ' + chr(0xDFFF)"])
+def test_a_prompt_with_half_a_character_is_refused_with_its_item(written, half):
+    task = load_task(written(f"class Task:\n{REWARD}    formatters = [lambda item: {half}] * 2\n"))
+    with pytest.raises(UserError, match=r"the formatter of agent_0, item .* is a lone surrogate"):
+        task.format(ITEM)
+    task = load_task(written(f"class Task:\n{REWARD}    def transition(**given):\n        return ['a', {half}]\n"))
+    with pytest.raises(UserError, match=r"the transition to turn 2, item .*, for agent_1, .* a lone surrogate"):
+        task.next_prompts(ITEM, [Exchange(("p", "q"), ("a", "b"))])
+
+
 @pytest.mark.parametrize(
     ("signature", "told"),
     [
