@@ -124,7 +124,7 @@ def test_a_mistake_in_sampling_is_not_told_again_for_each_collection():
         ),
         (
             {"methods": {"x": {"algorithm": "ppo"}}},
-            "methods.x.algorithm: 'ppo' is none of base, madpo, magrpo, marloo, maremax, mareinforce",
+            "x.algorithm: 'ppo' is none of base, madpo, magrpo",
         ),
         ({"methods": {"marlhf": {"generations": 0}}}, "methods.marlhf.generations: Input should be greater than or"),
         ({"methods": {}}, "methods: Dictionary should have at least 1 item"),
