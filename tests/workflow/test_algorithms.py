@@ -9,7 +9,6 @@ import pytest
 
 from .conftest import Workflow, make_workflow, planned_jobs
 
-pytestmark = pytest.mark.xdist_group("algorithms")
 ALL = ("--config", "experiments=algorithms")
 METHODS = Path("results/algorithms/seed0/methods")
 RETURN = "eval/turn_2/expected_return"

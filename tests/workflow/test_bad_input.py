@@ -8,7 +8,7 @@ import pytest
 
 from .conftest import EXPERIMENT, Workflow, make_workflow
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("workflow")]
+pytestmark = pytest.mark.slow
 SMALL = ("--config", "experiments=small")
 SEED = Path("results/small/seed0")
 

@@ -11,7 +11,6 @@ import yaml
 
 from .conftest import EXPERIMENT, Workflow, make_workflow
 
-pytestmark = pytest.mark.xdist_group("workflow")
 SMALL = ("--config", "experiments=small")
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from .conftest import EXPERIMENT, Workflow
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("workflow")]
+pytestmark = pytest.mark.slow
 SMALL = ("--config", "experiments=small")
 PAIRS = "results/small/seed0/preferences/default/pairs.parquet.manifest.json"
 COLLECTION = "results/small/seed0/collections/default/completions.parquet.manifest.json"

@@ -17,7 +17,7 @@ from ..hub import CLOSED, Hub, User, files_of, hub_environment
 from ..teams.conftest import llama
 from .conftest import EXPERIMENT, Workflow, make_workflow
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("workflow")]
+pytestmark = pytest.mark.slow
 
 ITEMS = [{"prompt": f"the {animal}", "target_min": 1.0, "target_max": 2.0} for animal in ("owl", "fox", "hen", "cat")]
 SMALL = {

@@ -16,7 +16,7 @@ import pytest
 
 from .conftest import EXPERIMENT, Workflow
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("workflow")]
+pytestmark = pytest.mark.slow
 SMALL = ("--config", "experiments=small")
 SEED = Path("results") / "small" / "seed0"
 #: The manifest that a stage makes, its log, and how many units (updates, completions, joint responses) one line is.

@@ -13,7 +13,7 @@ import pytest
 from .conftest import Workflow, make_workflow
 from .test_kills import executed, processes_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("kills")]
+pytestmark = pytest.mark.slow
 CHOSEN = ("--config", "experiments=turns")
 METHODS = Path("results/turns/seed0/methods")
 KILLS = 5

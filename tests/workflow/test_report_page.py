@@ -15,8 +15,6 @@ from matplotlib.image import imread
 from ..reporting.chromium import visit
 from .conftest import EXPERIMENT, Workflow
 
-pytestmark = pytest.mark.xdist_group("workflow")
-
 FIGURES = [
     "improvement",
     "learning_curves",

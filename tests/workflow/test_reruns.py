@@ -10,7 +10,6 @@ import pytest
 
 from .conftest import EXPERIMENT, Workflow, planned_jobs
 
-pytestmark = pytest.mark.xdist_group("workflow")
 SMALL = ("--config", "experiments=small")
 
 

@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from .conftest import Workflow
 
-pytestmark = pytest.mark.xdist_group("workflow")
 SMALL = ("--config", "experiments=small")
 RESULTS = Path("results") / "small"
 

@@ -15,7 +15,7 @@ from comlrl_stages.artifacts import mismatches
 
 from .conftest import Workflow
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("workflow")]
+pytestmark = pytest.mark.slow
 SMALL = ("--config", "experiments=small")
 SEED = "results/small/seed0"
 PAIRS = f"{SEED}/preferences/default/pairs.parquet"

@@ -9,8 +9,6 @@ import pytest
 
 from .conftest import REPOSITORY
 
-pytestmark = pytest.mark.xdist_group("workflow")
-
 
 def output(tool: str, *arguments: str, folder: Path = REPOSITORY) -> str:
     """Run a tool that is installed beside Python, or on PATH, and return what it says; it must succeed."""

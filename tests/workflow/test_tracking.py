@@ -5,7 +5,7 @@ import pytest
 from ..wandb_records import RunRecord
 from .conftest import EXPERIMENT, Workflow
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("workflow")]
+pytestmark = pytest.mark.slow
 SMALL = ("--config", "experiments=small")
 KEY = "fedcba9876543210fedcba9876543210fedcba98"
 TRACKING = {"wandb": {"mode": "offline", "project": "the teams", "name": "mine", "tags": ["it's {one}", "two"]}}

@@ -6,7 +6,7 @@ import pytest
 
 from .conftest import EXPERIMENT, Workflow
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("workflow")]
+pytestmark = pytest.mark.slow
 
 
 def test_two_folders_and_other_cores_give_equal_manifests(finished: Workflow, tmp_path: Path) -> None:

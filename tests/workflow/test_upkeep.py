@@ -18,7 +18,7 @@ from comlrl_stages.status import conditions
 
 from .conftest import EXPERIMENT, Workflow
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("workflow")]
+pytestmark = pytest.mark.slow
 SMALL = ("--config", "experiments=small")
 SEED = "results/small/seed0"
 POLICY = f"{SEED}/methods/madpo/round001/policy"

@@ -19,8 +19,6 @@ from transformers import (
 
 from .conftest import EXPERIMENT, REPOSITORY, Workflow, make_workflow, planned_jobs
 
-pytestmark = pytest.mark.xdist_group("workflow")
-
 #: A module of plain functions with the signatures of the CoMLRL documentation.
 LENGTHS = '''
 """Two agents answer a task at two lengths."""
