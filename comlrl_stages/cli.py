@@ -9,7 +9,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -280,9 +281,27 @@ def _run(stage: str, strings: list[str] | None, inputs: Mapping[str, Any], outpu
     with open_work(stage, tracked, inputs, outputs, runtime) as work, open_run(work, settings):
         if not work.finished:
             try:
-                importlib.import_module(f"comlrl_stages.stages.{stage}").run(settings, work)
-            except SystemExit as end:  # would pass for a stage that ended well
+                with _no_early_end():
+                    importlib.import_module(f"comlrl_stages.stages.{stage}").run(settings, work)
+            except SystemExit as end:
                 raise UserError(f"the task's code called sys.exit({end.code!r}); let it raise an exception") from end
+
+
+@contextmanager
+def _no_early_end() -> Iterator[None]:
+    """Make os._exit raise SystemExit in this process: in a task's code it would pass for a stage that ended well."""
+    end, stage = os._exit, os.getpid()
+
+    def refuse(code: int) -> None:
+        if os.getpid() != stage:  # a forked process of a library
+            end(code)
+        raise SystemExit(code)
+
+    os._exit = refuse
+    try:
+        yield
+    finally:
+        os._exit = end
 
 
 def _stop_with_parent() -> None:
@@ -418,6 +437,7 @@ def verify(
 
 @app.command()
 def status(
+    experiments: Experiments = None,
     every_artifact: Annotated[bool, typer.Option("--long", help="also a line per artifact")] = False,
     configfile: ConfigFiles = None,
 ) -> None:
@@ -426,7 +446,7 @@ def status(
     from comlrl_stages.jobs import jobs_of
     from comlrl_stages.status import conditions, status_text
 
-    project = _project(configfile)
+    project = _project(configfile, experiments)
     for name in project.experiments:
         found = conditions(Results(project, Path.cwd(), jobs_of(project, [name])))
         print("\n".join(status_text(name, found, every_artifact=every_artifact)))

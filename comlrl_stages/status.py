@@ -119,7 +119,7 @@ def _reasons(found: Sequence[Condition]) -> Iterator[str]:
     for one in found:
         if one.state in (MISSING, PARTIAL) and not one.runs:
             path = one.job.outputs[0]
-            yield f"{path}: {one.why.rstrip('.')} (nothing needs it now; snakemake --cores all {path} makes it again)"
+            yield f"{path}: {one.why.rstrip('.')}; nothing needs it now (snakemake --cores all {path} makes it again)"
 
 
 def _counted(title: str, found: Iterable[Condition]) -> Iterator[str]:

@@ -263,9 +263,17 @@ def test_a_stage_started_by_hand_needs_no_workflow(held):
         stage.kill()
 
 
-def test_a_task_that_calls_sys_exit_does_not_pass_for_a_stage_that_ended_well(tmp_path):
+@pytest.mark.parametrize(
+    ("items", "prompt", "told"),
+    [
+        ("sys.exit(0)", "'a'", "sys.exit"),
+        ("[{'prompt': 'a'}, {'prompt': 'b'}]", "os._exit(0)", "the formatter of agent_0"),
+    ],
+)
+def test_a_task_that_ends_its_process_does_not_pass_for_a_stage_that_ended_well(tmp_path, items, prompt, told):
     (tmp_path / "mine.py").write_text(
-        "import sys\n\nclass Task:\n    agents = 1\n    def items(self):\n        sys.exit(0)\n"
+        f"import os, sys\n\nclass Task:\n    agents = 1\n    def items(self):\n        return {items}\n"
+        f"    def formatters(self, item):\n        return {prompt}\n"
         "    def reward(self, texts):\n        return [0.0 for _ in texts]\n",
         encoding="utf-8",
     )
@@ -273,5 +281,5 @@ def test_a_task_that_calls_sys_exit_does_not_pass_for_a_stage_that_ended_well(tm
     settings = ["split.task.file=mine.py", "split.task.object=Task", "split.agents=1"]
     done = subprocess.run([*command, *settings], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
-    assert "sys.exit" in done.stderr and "Traceback" not in done.stderr
+    assert told in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "train.parquet").exists()

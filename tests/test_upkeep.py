@@ -293,6 +293,11 @@ def test_a_finished_experiment_is_done(project):
     assert done.exit_code == 0 and done.stdout.startswith(f"mine: {len(states())} jobs, 0 would run\n")
 
 
+def test_an_experiment_can_be_asked_for_by_name(project):
+    assert run("status", "mine").stdout == run("status").stdout
+    assert "no experiment 'other'" in str(run("status", "other").exception)
+
+
 def test_an_experiment_that_was_never_run_is_missing_and_would_run(project):
     shutil.rmtree("results")
     assert {one.state for one in states().values()} == {"missing"} and all(one.runs for one in states().values())

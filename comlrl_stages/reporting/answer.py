@@ -58,7 +58,7 @@ def _nothing_in_common(scored: Sequence[Result], design: Design) -> str:
 
 
 def _alone(only: Result, over: str, design: Design) -> str:
-    name = "The untrained base team" if only.method == BASE else only.method
+    name = "The base team" if only.method == BASE else only.method
     return (
         f"{name} has {_quantity(design)} {estimate(only.mean)} {over}. No other method has a reward to compare it with."
     )
@@ -101,7 +101,7 @@ def _many_tied(group: Sequence[Result], lead: Estimate, over: str, design: Desig
 
 def _against_base(group: Sequence[Result]) -> list[str]:
     if any(result.method == BASE for result in group):
-        return ["The untrained base team is among them: no gain from training is established."]
+        return ["The base team is among them: no gain from training is established."]
     best = group[0]
     if best.difference is None:
         return []
@@ -113,11 +113,11 @@ def _first(ranked: Sequence[Result], leads: Sequence[Estimate], over: str, desig
     best, *others = ranked
     sentences = [f"{best.method} scores highest: {_quantity(design)} {estimate(best.mean)} {over}."]
     if best.method == BASE:
-        return [*sentences, "No method beats the untrained base team."]
+        return [*sentences, "No method beats the base team."]
     base = next((result for result in others if result.method == BASE), None)
     if base is not None:
         sentences.append(
-            f"The untrained base team scores {estimate(base.mean)}; "
+            f"The base team scores {estimate(base.mean)}; "
             f"the paired difference is {estimate(best.difference, signed=True)}."
         )
     trained = [(other, lead) for other, lead in zip(others, leads, strict=True) if other is not base]

@@ -8,6 +8,8 @@ from typing import Any
 from comlrl_stages.errors import UserError
 from comlrl_stages.tasks.protocol import Task, user_traceback
 
+_EXAMPLE = '{"words": 12.5}'
+
 
 @dataclass(frozen=True)
 class Rollout:
@@ -32,8 +34,19 @@ def callback_means(task: Task, by_item: Iterable[Sequence[Rollout]]) -> dict[str
 
 
 def user_numbers(task: Task, what: str, call: Callable[[], Mapping[str, Any]]) -> dict[str, float]:
-    """The named numbers that a function of the task returns. Raises UserError with the user's lines if it fails."""
+    """The named numbers that a function of the task returns.
+
+    Raises UserError, with the user's lines if it fails, else with what it returned that is no name with a number.
+    """
     try:
-        return {str(name): float(value) for name, value in call().items()}
+        found = call()
     except (Exception, SystemExit) as error:
         raise UserError(f"{task.source}: {what} failed:\n{user_traceback(error)}") from error
+    if not isinstance(found, Mapping):
+        raise UserError(f"{task.source}: {what} returned {found!r:.80}, expected numbers by name such as {_EXAMPLE}")
+    try:
+        return {str(name): float(value) for name, value in found.items()}
+    except (TypeError, ValueError):
+        raise UserError(
+            f"{task.source}: {what} returned {dict(found)!r:.200}, expected a number for each name, such as {_EXAMPLE}"
+        ) from None

@@ -254,11 +254,10 @@ class Training:
                     f"{part.learning_rate} is too small; raise it."
                 )
             if share == 0.0:
-                print(
+                _say(
                     f"warning: {name}: no weight changed in training, for every gradient was zero. Rewards that differ "
                     "between the responses to a prompt would help: more generations, a higher temperature, or a finer "
-                    "reward.",
-                    file=sys.stderr,
+                    "reward."
                 )
             last = {**self.log[-1], "phase": self._settings.algorithm, "turn": WHOLE}
             rows.append({**last, "agent": part.agent, "name": "changed_share", "value": share})
@@ -308,11 +307,15 @@ class Training:
         self._best["since"] += 1
         patience = self._settings.patience
         self._stopped = patience is not None and self._best["since"] >= patience
+        if self._stopped:
+            _say(f"stopped after step {step}: {patience} validations in a row had no better {name}")
 
     def _take_best(self) -> None:
         """Put the best weights into the parts, where the run keeps them."""
         if not self._best:
             return
+        best = "the untrained team" if self._best["step"] == 0 else f"the weights of step {self._best['step']}"
+        _say(f"kept: {best}, with {self._settings.keep_best} {self._best['value']:.4g}")
         _, tensors, _ = load_checkpoint(self._folder / "best", self._best["step"])
         for name, part in self._algorithm.parts.items():
             own = dict(part.module.named_parameters())
@@ -355,6 +358,10 @@ class Training:
         self.log, self._best, self._stopped = state["log"], state["best"], state["stopped"]
         self._best_of_checkpoint = self._best.get("step")
         return step
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _optimizer(part: Part, settings: Any) -> torch.optim.AdamW:

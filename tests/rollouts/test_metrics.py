@@ -59,10 +59,19 @@ def test_a_task_without_callback_has_no_such_numbers(turns):
     assert called_back(turns(), [node("t0", ("a", "b"))]) == {}
 
 
-@pytest.mark.parametrize("body", ["return [][1 + 1]", "raise SystemExit(3)", "return {'x': 'y'}"])
-def test_a_faulty_callback_is_told_with_the_users_line(turns, tmp_path, body):
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("return [][1 + 1]", "metrics_callback failed"),
+        ("raise SystemExit(3)", "metrics_callback failed"),
+        ("return {'x': 'y'}", "returned {'x': 'y'}, expected a number for each name"),
+        ("return {'x': None}", "returned {'x': None}, expected a number for each name"),
+        ("return 'x'", "returned 'x', expected numbers by name"),
+    ],
+)
+def test_a_faulty_callback_is_told_with_the_users_line_or_what_it_returned(turns, tmp_path, body, told):
     task = turns(TURNS + f"\ndef metrics_callback(rollouts):\n    {body}\n")
     with pytest.raises(UserError) as error:
         called_back(task, [node("t0", ("a", "b"))])
-    assert f"{tmp_path / 'task.py'}: metrics_callback failed" in str(error.value)
-    assert body in str(error.value) or "could not convert" in str(error.value)
+    assert f"{tmp_path / 'task.py'}: metrics_callback" in str(error.value) and told in str(error.value)
+    assert body in str(error.value) or "expected" in str(error.value)

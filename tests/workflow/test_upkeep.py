@@ -150,7 +150,7 @@ def test_a_deleted_policy_is_told_by_status_and_made_again_when_asked_for(workfl
     shutil.rmtree(workflow.folder / POLICY)
     assert dry_run(workflow) == set()
     _, said = run(workflow, "status")
-    assert f"(nothing needs it now; snakemake --cores all {POLICY} makes it again)" in said
+    assert f"nothing needs it now (snakemake --cores all {POLICY} makes it again)" in said
     workflow.run(POLICY, *SMALL)
     assert workflow.manifests() == before and dry_run(workflow) == set()
     assert run(workflow, "verify", "results")[0] == 0
