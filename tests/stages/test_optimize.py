@@ -60,12 +60,14 @@ def test_the_best_weights_are_kept(mixed, validated, tmp_path):
     assert same == (best == max(values))
 
 
-def test_training_stops_where_nothing_improves(mixed, validated, tmp_path):
+def test_training_stops_where_nothing_improves_and_says_so(mixed, validated, tmp_path, capsys):
     given = {**VALIDATED, "learning_rate": 1e-7, "epochs": 6}
     made = mixed.reinforce(tmp_path, inputs=validated, keep_best=RETURN, patience=2, **given)
     steps = {step for step, _ in validation_of(made)}
     assert steps == {0, 1, 2}, "weights that hardly move give the same validation, so the second in a row is the last"
     assert counts_of(made["policy"])["steps"] == 2
+    told = capsys.readouterr().err
+    assert "stopped after step 2: 2 validations in a row" in told and "kept: the untrained team" in told
 
 
 def test_an_unknown_metric_is_an_error_that_names_those_there_are(mixed, validated, tmp_path):
