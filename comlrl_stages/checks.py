@@ -13,9 +13,9 @@ from comlrl_stages.config import Experiment, Task, unused_sections
 from comlrl_stages.config_methods import ActorCritic, Madpo, Reinforcement, RewardedMethod, method_warnings
 from comlrl_stages.errors import UserError
 from comlrl_stages.files import write_json
+from comlrl_stages.job_settings import instances
 from comlrl_stages.project import Project
 from comlrl_stages.provenance import MEMORY, TASK_PARTS, strings, task_fingerprint
-from comlrl_stages.settings import instances
 
 _ALL_PARTS = tuple(sorted({part for parts in TASK_PARTS.values() for part in parts}))
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from comlrl_stages.config import Experiment, critic_models_of, reward_model_of, used_reward_models
 from comlrl_stages.config_methods import Base, Madpo, PolicyTraining, Reinforcement
+from comlrl_stages.job_settings import instances
 from comlrl_stages.project import Project
-from comlrl_stages.settings import instances
 
 Inputs = dict[str, str | list[str]]
 

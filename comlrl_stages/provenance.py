@@ -19,9 +19,10 @@ from typing import Any
 from comlrl_stages.config import Task
 from comlrl_stages.errors import UserError
 from comlrl_stages.files import SCHEMA_VERSION, file_digest, write_json
+from comlrl_stages.job_settings import instances, settings_of
 from comlrl_stages.project import Project
 from comlrl_stages.registry import ALGORITHMS, TASKS
-from comlrl_stages.settings import flatten, instances, settings_of
+from comlrl_stages.settings import flatten
 
 PACKAGE = "comlrl_stages"
 #: What is found out once and remembered lies with Snakemake's own records.
@@ -29,8 +30,8 @@ MEMORY = Path(".snakemake") / "comlrl_stages"
 SMALL_FILE = 50_000_000
 #: Modules that decide no byte of a result: reading the configuration, moving files, showing progress.
 _READS_AND_MOVES = (
-    "config config_errors config_methods config_values project settings registry cli checks provenance artifacts files "
-    "checkpoint_places checkpoints progress errors hub publishing tracking"
+    "config config_errors config_methods config_values project settings job_settings registry cli checks provenance "
+    "artifacts files checkpoint_places checkpoints progress errors hub publishing tracking"
 )
 _LOOKS_AFTER_RESULTS = "jobs condition upkeep status pruning"
 OUTSIDE = {f"{PACKAGE}.{name}" for name in f"{_READS_AND_MOVES} {_LOOKS_AFTER_RESULTS}".split()}

@@ -15,9 +15,10 @@ import pytest
 from comlrl_stages import provenance, registry
 from comlrl_stages.config import Task
 from comlrl_stages.errors import UserError
+from comlrl_stages.job_settings import instances
 from comlrl_stages.project import load_project
 from comlrl_stages.provenance import LIBRARIES, OUTSIDE, TASK_PARTS, strings, task_fingerprint, tracked
-from comlrl_stages.settings import SETTINGS, instances
+from comlrl_stages.settings import SETTINGS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "comlrl_stages"
@@ -28,7 +29,8 @@ import json, sys
 from pathlib import Path
 from comlrl_stages import provenance
 from comlrl_stages.project import load_project
-from comlrl_stages.settings import SETTINGS, instances
+from comlrl_stages.job_settings import instances
+from comlrl_stages.settings import SETTINGS
 project = load_project({"experiments": "quickstart"}, [Path(sys.argv[1])])
 found = {}
 for stage in ["optimize", *SETTINGS]:

@@ -9,6 +9,7 @@ import pytest
 from comlrl_stages.config import Episode, TrainingCompute
 from comlrl_stages.config_methods import Lora
 from comlrl_stages.errors import UserError
+from comlrl_stages.job_settings import instances, settings_of
 from comlrl_stages.project import load_project
 from comlrl_stages.registry import ALGORITHMS
 from comlrl_stages.settings import (
@@ -19,9 +20,7 @@ from comlrl_stages.settings import (
     PairSettings,
     describe_settings,
     flatten,
-    instances,
     parse_settings,
-    settings_of,
 )
 
 CONFIG = Path(__file__).parents[1] / "config"

@@ -12,7 +12,7 @@ from comlrl_stages.config_methods import Base, Madpo, PolicyTraining
 from comlrl_stages.errors import UserError
 from comlrl_stages.project import from_command_line, load_project, merge
 from comlrl_stages.provenance import tracked as tracked_settings
-from comlrl_stages.settings import instances, tracking_of
+from comlrl_stages.job_settings import instances, tracking_of
 
 # The stages run with the interpreter that runs the workflow, even where its environment is not activated, and stop
 # when the workflow has died. Where a user's code goes through a set, it does so in the same order each time.
