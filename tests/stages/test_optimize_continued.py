@@ -9,9 +9,9 @@ import torch
 from comlrl_stages.artifacts import open_work
 from comlrl_stages.config import Experiment
 from comlrl_stages.errors import UserError
+from comlrl_stages.job_settings import settings_of
 from comlrl_stages.project import load_project
 from comlrl_stages.rollouts.experience import trajectories_of
-from comlrl_stages.settings import settings_of
 from comlrl_stages.stages import optimize_actor_critic
 from comlrl_stages.teams.loading import load_model
 from comlrl_stages.teams.team import load_team

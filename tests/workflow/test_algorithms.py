@@ -9,6 +9,7 @@ import pytest
 
 from .conftest import Workflow, make_workflow, planned_jobs
 
+pytestmark = pytest.mark.slow
 ALL = ("--config", "experiments=algorithms")
 METHODS = Path("results/algorithms/seed0/methods")
 RETURN = "eval/turn_2/expected_return"

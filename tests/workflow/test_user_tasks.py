@@ -19,6 +19,7 @@ from transformers import (
 
 from .conftest import EXPERIMENT, REPOSITORY, Workflow, make_workflow, planned_jobs
 
+pytestmark = pytest.mark.slow
 #: A module of plain functions with the signatures of the CoMLRL documentation.
 LENGTHS = '''
 """Two agents answer a task at two lengths."""
