@@ -48,6 +48,7 @@ def test_manifests_hold_no_path_and_no_time(finished: Workflow) -> None:
         assert set(json.loads(text)) == {"schema", "files", "counts"}, path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["madpo", "marlhf"])
 def test_a_killed_training_goes_on_to_the_same_bytes(finished: Workflow, tmp_path: Path, method: str) -> None:
     workflow = finished.copy(tmp_path / "project")
