@@ -52,7 +52,6 @@ TRANSITION_PARAMETERS = (
     "response_history_per_agent",
 )
 TRANSITION_FORM = f"transition({', '.join(TRANSITION_PARAMETERS)})"
-WHOLE_ITEM = "item"
 
 
 class Exchange(NamedTuple):
@@ -160,7 +159,7 @@ class Task:
                 num_agents=self.agents,
                 prompt_history_per_agent=[list(own) for own in zip(*(one.prompts for one in history), strict=True)],
                 response_history_per_agent=[list(own) for own in zip(*(one.responses for one in history), strict=True)],
-                **{name: item for name in _beyond_the_form(self.transition)},
+                **({"item": item} if _reads_item(self.transition) else {}),
             )
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
@@ -391,16 +390,17 @@ def _check_transition(function: Callable[..., Any] | None, source: TaskSource) -
     if function is None:
         return
     try:
-        inspect.signature(function).bind(**dict.fromkeys([*TRANSITION_PARAMETERS, *_beyond_the_form(function)]))
+        given = [*TRANSITION_PARAMETERS, "item"] if _reads_item(function) else TRANSITION_PARAMETERS
+        inspect.signature(function).bind(**dict.fromkeys(given))
     except (TypeError, ValueError) as error:
         raise UserError(
             f"{source}: the transition cannot be called as {TRANSITION_FORM}: {error}. Give it these parameters."
         ) from error
 
 
-def _beyond_the_form(transition: Callable[..., Any]) -> list[str]:
-    """What a transition is given if it declares it: the item."""
-    return [name for name in inspect.signature(transition).parameters if name == WHOLE_ITEM]
+def _reads_item(transition: Callable[..., Any]) -> bool:
+    """Whether a transition declares `item`; it is given the whole item only then."""
+    return "item" in inspect.signature(transition).parameters
 
 
 def _read_reward(function: Callable[..., Any], source: TaskSource) -> Reward:

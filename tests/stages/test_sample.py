@@ -30,7 +30,7 @@ def by_key(path):
     return {(row["task_id"], row["sample"], row["agent"]): row for row in rows_of(path)}
 
 
-def same_draws(found, expected):
+def assert_same_draws(found, expected):
     assert expected
     for key, row in expected.items():
         assert found[key]["completion_ids"] == row["completion_ids"], key
@@ -73,19 +73,19 @@ def test_a_resumed_run_takes_the_finished_shards_as_they_are(pipeline, tmp_path)
 def test_more_candidates_leave_the_first_as_they_were(pipeline, tmp_path):
     more = by_key(pipeline.sample(tmp_path, candidates=8))
     assert len(more) == 2 * len(by_key(pipeline.completions))
-    same_draws(more, by_key(pipeline.completions))
+    assert_same_draws(more, by_key(pipeline.completions))
 
 
 def test_other_items_change_no_draw_of_an_item(pipeline, tmp_path):
     prompts = {"new": "the river is long and the night is cold", "train2": PROMPTS["train"][2]}
     found = by_key(pipeline.sample(tmp_path, items=items(tmp_path, prompts)))
     expected = {key: row for key, row in by_key(pipeline.completions).items() if key[0] == "train2"}
-    same_draws(found, expected)
+    assert_same_draws(found, expected)
 
 
 def test_another_token_budget_draws_the_same_ids(mixed, tmp_path):
     compute = {**ARITHMETIC, "sampling_tokens": 4096}
-    same_draws(by_key(mixed.sample(tmp_path, compute=compute)), by_key(mixed.completions))
+    assert_same_draws(by_key(mixed.sample(tmp_path, compute=compute)), by_key(mixed.completions))
 
 
 def test_another_agent_changes_no_draw_of_the_others(pipeline, tmp_path):
@@ -101,7 +101,7 @@ def test_another_agent_changes_no_draw_of_the_others(pipeline, tmp_path):
         }
         found.append(by_key(pipeline.sample(tmp_path / str(agents), **changes)))
     assert len(found[1]) == len(found[0]) * 3 / 2
-    same_draws(found[1], found[0])
+    assert_same_draws(found[1], found[0])
 
 
 def test_eight_candidates_are_not_copies_of_one(every_pipeline, tmp_path):
@@ -191,7 +191,7 @@ def test_agents_of_two_families_have_their_own_ids_and_prompts(mixed):
 
 def test_a_draw_is_the_same_whatever_the_other_agents_model(mixed, pipeline):
     expected = {key: row for key, row in by_key(pipeline.completions).items() if key[2] == 0}
-    same_draws(by_key(mixed.completions), expected)
+    assert_same_draws(by_key(mixed.completions), expected)
 
 
 def test_a_prompt_without_room_is_an_error_that_says_what_to_do(pipeline, tmp_path):
